@@ -11,13 +11,13 @@ from paceline.errors import UsageError
 
 Message = dict[str, Any]  # in the plain form that messages.py makes
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters", "strict"}}
-Kind = Literal["json", "lark", "regex"]
+Kind = Literal["json", "lark", "regex", "gbnf"]
 MOST_CALLS = 8  # that a grammar allows in one answer
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an answer has to look like: a JSON schema, a grammar in Lark, or a regular expression."""
+    """What an answer has to look like: a JSON schema, a grammar in Lark or GBNF, or a regular expression."""
 
     kind: Kind
     source: str

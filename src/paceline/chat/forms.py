@@ -47,9 +47,9 @@ def form_of(given: Mapping[str, Any] | None, limits: Limits = Limits()) -> Form 
         raise FormError(kind, "is missing")
     if len(source) > limits.size:
         raise FormError(kind, f"over {limits.size} characters")
-    if kind == "grammar" and _GBNF.search(source):
-        raise FormError(kind, "this is GBNF: write the grammar in Lark, as llguidance reads it")
-    return Form("lark" if kind == "grammar" else "regex", source)
+    if kind == "regex":
+        return Form("regex", source)
+    return Form("gbnf" if _GBNF.search(source) else "lark", source)
 
 
 def _schema(kind: str, given: Mapping[str, Any]) -> tuple[Any, str]:

@@ -105,7 +105,7 @@ def _described(name: str, kind: str) -> dict[str, Any]:
 
 
 class ResponseFormat(Part):
-    """`grammar` (Lark as llguidance reads it) and `regex` are ours. A type with a field of its name needs that field."""
+    """`grammar` (llguidance's Lark, or GBNF) and `regex` are ours. A type with a field of its name needs that field."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -343,10 +343,10 @@ class Sampling(Named):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     json_schema: dict[str, Any] | None = Field(None, description="a response_format of llama.cpp's")
-    grammar: str | None = Field(None, description="a response_format of llama.cpp's, but in Lark")
+    grammar: str | None = Field(None, description="a response_format of llama.cpp's: GBNF, or Lark")
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="Ollama's")
     regex: str | None = Field(None, description="a response_format of SGLang's")
-    ebnf: str | None = Field(None, description="a response_format of SGLang's, but in Lark")
+    ebnf: str | None = Field(None, description="a response_format of SGLang's: GBNF, or Lark")
     choice: Many[str] | None = Field(None, min_length=1, max_length=1024, description="guided_choice")
     speculation: Speculation | None = None
     cache_salt: str | None = Field(None, max_length=256, description="shares prefixes only with equal salts")

@@ -48,6 +48,15 @@ class CompilerProcess:
             raise UsageError(answer["refused"])
         return dict(answer["schemas"])
 
+    def lark_of(self, gbnf: str) -> str:
+        """A grammar of llama.cpp's in Lark, by llguidance's converter, within the time limit. Raises UsageError."""
+        answer = self._helper.ask({"gbnf": gbnf})
+        if answer is None:
+            raise UsageError(f"the grammar takes longer than {self._timeout:g} s to read: make it simpler")
+        if "refused" in answer:
+            raise UsageError(f"the grammar cannot be read: {answer['refused']}")
+        return str(answer["lark"])
+
     def close(self) -> None:
         self._helper.close()
 
@@ -68,11 +77,25 @@ def main() -> None:
         if "schemas" in asked:
             print(json.dumps(_held(asked["schemas"], asked["arguments"])), flush=True)
             continue
+        if "gbnf" in asked:
+            print(json.dumps(_lark(asked["gbnf"])), flush=True)
+            continue
         matcher = llguidance.LLMatcher(tokenizer, asked["grammar"], log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
         error = matcher.get_error().partition("\n<state>")[0]  # behind it stands a dump of the matcher
         print(json.dumps({"error": error.replace("NoExtensionBias", "nothing can fit it")}), flush=True)
+
+
+def _lark(gbnf: str) -> dict[str, str]:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return {"lark": gbnf_to_lark(gbnf)}
+    except RecursionError:
+        return {"refused": "it is nested too deep: make it flatter"}
+    except Exception as error:  # noqa: BLE001 - the converter raises nothing more special for a missing rule
+        return {"refused": " ".join(str(error).split())[:300]}
 
 
 def _held(schemas: dict[str, Any], arguments: bool) -> dict[str, Any]:

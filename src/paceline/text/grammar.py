@@ -71,7 +71,8 @@ class Grammars:
         return self._process.hold(schemas, arguments)
 
     def compile(self, kind: str, source: str, lead: Lead = "bare") -> Callable[[], Constraint]:
-        """A maker of constraints for `source`, which is json (a schema), lark or regex. Raises UsageError."""
+        """A maker of constraints for `source`, which is json (a schema), lark, gbnf or regex. Raises UsageError."""
+        kind, source = self._in_lark(kind, source)
         lark = Lark(self._marks)
         before = f"{self._lead(lead, lark)} {self._said(lead, lark)}".strip()
         if not before:
@@ -91,6 +92,7 @@ class Grammars:
         self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
     ) -> Callable[[], Constraint]:
         """One to `most` calls of `tools`, or else what `source` describes: the first token decides."""
+        kind, source = self._in_lark(kind, source)
         lark = Lark(self._marks)
         calls = lark.rule(self._units(lark, tools, most))
         start = lark.text(f"start: {self._lead(lead, lark)} ({calls} | {self._said(lead, lark)} @{_ANSWER})")
@@ -127,6 +129,9 @@ class Grammars:
     def _calls(self) -> Calls:
         """The notation to write calls in; JSON between `<tool_call>` marks where the model has none of its own."""
         return self._chat.calls if self._chat.calls is not None else HERMES
+
+    def _in_lark(self, kind: str, source: str) -> tuple[str, str]:
+        return ("lark", self._process.lark_of(source)) if kind == "gbnf" else (kind, source)
 
     def _units(self, lark: Lark, tools: dict[str, dict[str, Any]], most: int) -> str:
         calls = self._calls
