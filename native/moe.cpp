@@ -69,7 +69,11 @@ void Program::route(const Op& op, int64_t row, int thread) {
   k.linear(router, x, 1, 0, experts, law, experts);
   if (const float* added = reinterpret_cast<const float*>(op.integers[7])) k.add(law, added, law, experts);
   const float *bias = reinterpret_cast<const float*>(op.integers[4]), *choice = law;
-  if (bias) choose_by_groups(law, bias, law + experts, experts, op.integers[5], op.integers[6]), choice = law + experts;
+  if (bias && op.integers[8]) {  // shares by softmax, chosen with a bias
+    k.softmax(law, law, experts);
+    k.add(law, bias, law + experts, experts);
+    choice = law + experts;
+  } else if (bias) choose_by_groups(law, bias, law + experts, experts, op.integers[5], op.integers[6]), choice = law + experts;
   else k.softmax(law, law, experts);
   std::vector<int64_t> chosen;
   top_indices(choice, experts, top_k, chosen);

@@ -46,7 +46,7 @@ void pack_tiles(const Matrix& m, char* out) {
 void Program::add(Op op) {
   Step& step = steps_.back();
   counted_[0] = most_heads_ = 0;
-  reads_cache_ = reads_cache_ || op.code == STORE || op.code == ATTENTION;
+  reads_cache_ = reads_cache_ || op.code == STORE || op.code == ATTENTION || op.code == CONVOLVE;
   reads_states_ = reads_states_ || op.code == DELTA;
   if (op.code == ATTENTION) heads_ = std::min(heads_, op.integers[1]), widest_ = std::max(widest_, op.values[1].width);
   if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.table.out);
@@ -95,7 +95,7 @@ int64_t Program::chunks_of(Step& step) {
     }
   } else if (op.code == DELTA) {
     for (const Op& o : step.ops) total += static_cast<int64_t>(texts_.size()) * o.integers[2];
-  } else if (op.code == BLOCK_CONV) {
+  } else if (op.code == BLOCK_CONV || op.code == CONVOLVE) {
     total = rows_.count;
   } else if (op.code == EXPERTS) {
     total = static_cast<int64_t>(op.weights.size());
@@ -204,6 +204,7 @@ void Program::chunk(int step_index, int index, int thread) {
       case EXPERTS: return experts(step.ops[0], index, thread);
       case DELTA: return delta(step, index, thread);
       case BLOCK_CONV: return block_conv(step.ops[0], index);
+      case CONVOLVE: return convolve(step.ops[0], index);
       default: return gather(step.ops[0], step_index, index, thread);
     }
   }

@@ -21,7 +21,8 @@ enum Code : int {
   EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP,  // of one row
   LINEAR, ATTENTION, EXPERTS, GATHER, DELTA,
   GATED_CLAMPED = 24,  // only what experts' gate and value go through
-  BLOCK_CONV = 25
+  BLOCK_CONV = 25,
+  CONVOLVE = 26
 };
 
 struct Value {  // `width` columns of a buffer, from `column`
@@ -142,6 +143,7 @@ class Program : public Job {
   void attend_segment(const Op& op, const Shares& shares, int64_t index, int thread);
   bool find_texts(const Rows& rows);
   void delta(const Step& step, int index, int thread);
+  void convolve(const Op& op, int64_t row);
   void keep_row(const Op& op, int64_t row);
   void block_conv(const Op& op, int64_t row);
   bool goes_on(int64_t row) const;

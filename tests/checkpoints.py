@@ -118,5 +118,5 @@ def randomize(model: PreTrainedModel) -> None:
             tensor.uniform_(0.6, 1.4)
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             tensor.mul_(tensor.shape[0] ** -0.25)  # scores of unit size: attention has scale 1
-        if name.endswith(("model.norm.weight", "language_model.norm.weight")):
+        if name.endswith(("model.norm.weight", "language_model.norm.weight", "embedding_norm.weight")):
             tensor.mul_(3.0)  # a flat distribution would hide errors

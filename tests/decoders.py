@@ -43,7 +43,7 @@ LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.0, 1.5, 1.25, 1.0, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
 }  # fmt: skip
-LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+LINEAR, FULL, SLIDING, CONV = "linear_attention", "full_attention", "sliding_attention", "conv"
 HYBRID: dict[str, Any] = {
     "num_hidden_layers": 5, "layer_types": [LINEAR, LINEAR, FULL, LINEAR, FULL], "head_dim": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
@@ -108,6 +108,46 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "qwen3_5-moe": ("Qwen3_5Moe", HYBRID | HYBRID_EXPERTS),
     "qwen3_next": ("Qwen3Next", HYBRID | HYBRID_EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": False}),
+    "lfm2": ("Lfm2", {"layer_types": [CONV, CONV, FULL, CONV], "block_multiple_of": 8, "pad_token_id": 0}),
+    "lfm2-biases": ("Lfm2", {
+        "layer_types": [CONV, FULL, CONV, FULL], "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False,
+        "pad_token_id": 0, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }),
+    "lfm2-moe": ("Lfm2Moe", {
+        "layer_types": [CONV, FULL, CONV, FULL], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "num_dense_layers": 1, "pad_token_id": 0, "routed_scaling_factor": 1.3,
+    }),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "mixtral-window": ("Mixtral", {"num_local_experts": 4, "sliding_window": WINDOW, "head_dim": 16}),
+    "qwen2-moe": ("Qwen2Moe", EXPERTS | {
+        "shared_expert_intermediate_size": 40, "norm_topk_prob": False, "mlp_only_layers": [1], "head_dim": 12,
+    }),
+    "seed-oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True, "pad_token_id": 0}),
+    "exaone4": ("Exaone4", {"sliding_window": WINDOW, "sliding_window_pattern": 2}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": [FULL] * 4, "rope_parameters": LLAMA3}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16, "pad_token_id": 0}),
+    "ernie4_5-biases": ("Ernie4_5", {"head_dim": 12, "pad_token_id": 0, "use_bias": True, "tie_word_embeddings": True}),
+    "ernie4_5-moe": ("Ernie4_5_Moe", {
+        "moe_intermediate_size": 24, "moe_num_experts": 6, "moe_k": 2, "moe_num_shared_experts": 2, "pad_token_id": 0,
+        "moe_layer_end_index": 2,
+    }),
+    "glm4-flash": ("Glm4MoeLite", {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"} | {
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "routed_scaling_factor": 1.8,
+    }),
+    "muse-glimmer": ("MuseGlimmer", {
+        "head_dim": 16, "num_hidden_layers": 5, "sliding_window": WINDOW, "pad_token_id": 0, "hidden_act": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "qk_scale_factor": 0.9,
+        "final_logit_softcapping": 3.0, "output_multiplier": 0.7,
+    }),
+    "granite4": ("GraniteMoeHybrid", {
+        "layer_types": [FULL] * 4, "num_local_experts": 0, "mamba_n_heads": 8, "shared_intermediate_size": 64,
+        "pad_token_id": 0, "position_embedding_type": "rope", "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7, "logits_scaling": 4.0,
+    }),
+    "granite4-nope": ("GraniteMoeHybrid", {
+        "layer_types": [FULL] * 4, "num_local_experts": 0, "mamba_n_heads": 8, "shared_intermediate_size": 40,
+        "pad_token_id": 0, "attention_multiplier": 0.2,
+    }),
 }  # fmt: skip
 
 
@@ -115,6 +155,8 @@ def build_decoder(name: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     """Make, save and return the transformers model of one row (eager attention, float32)."""
     torch.manual_seed(seed)
     kind, fields = DECODERS[name]
+    if kind == "MuseGlimmer":
+        return _muse(copy.deepcopy(SIZES | fields | changes), folder)
     known = [f"{kind}TextConfig", f"{kind}Config"]
     made = next(made for name in known if (made := getattr(transformers, name, None)) is not None)
     config = made(**copy.deepcopy(SIZES | fields | changes))
@@ -122,6 +164,21 @@ def build_decoder(name: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     if LINEAR in (getattr(config, "layer_types", None) or ()):
         _hybrid(model)
         model.save_pretrained(folder)
+    write_letters(folder)
+    return model
+
+
+def _muse(fields: dict[str, Any], folder: Path) -> PreTrainedModel:
+    """It is published with an eye only."""
+    fields = {key: value for key, value in fields.items() if value is not None}
+    sees = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "pos_emb_height": 2, "pos_emb_width": 2}  # fmt: skip
+    text = transformers.MuseGlimmerTextConfig(**fields)
+    config = transformers.MuseGlimmerConfig(
+        text_config=text, vision_config=transformers.MuseGlimmerVisionConfig(**sees), out_hidden_size=64,
+        projector_hidden_size=16,
+    )  # fmt: skip
+    model = finish(transformers.MuseGlimmerForConditionalGeneration(config), folder)
     write_letters(folder)
     return model
 

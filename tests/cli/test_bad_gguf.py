@@ -75,7 +75,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"attention__head_count_kv": 3}, "do not divide a width of 48: get another GGUF file"),
     "eps": ({"attention__layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps is nan"),
     "theta": ({"rope__freq_base": 0.0}, "rope_freqs.weight is not the scaling of Llama 3"),
-    "experts": ({"expert_count": 8}, "is a Mixtral"),
+    "experts": ({"expert_count": 8}, "lacks llama.expert_used_count in its metadata"),
     "missing": (
         {"tensors": ("blk.1.ffn_up.weight", None)},
         "do not fit its metadata: 1 missing (layers.1.mlp.up_proj",

@@ -44,13 +44,17 @@ SAID = [
     n
     for n in DECODERS
     if n not in ("qwen3-biases", "qwen3-moe-mixed")
-    and not n.startswith(("deepseek", "glm4-moe", "glm4-norms", "qwen3_5", "qwen3_next"))
+    and not n.startswith(
+        ("deepseek", "glm4-moe", "glm4-norms", "glm4-flash", "qwen3_5", "qwen3_next", "granite4", "muse")
+    )
+    and n not in ("lfm2-biases", "ernie4_5-biases", "ernie4_5-moe")
 ]
 
 
 # variants of the tests in tests/models that the architecture of GGUF cannot say, as it can say them
 AS_GGUF: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16}, "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "qwen2-moe": {"mlp_only_layers": []},
 }  # fmt: skip
 
 
@@ -96,8 +100,12 @@ def test_a_folder_as_gguf_has_its_values_and_its_tokens(name: str, tmp_path: Pat
     assert {*tmp_path.iterdir()} == {folder, file}
 
 
-PLAIN = ["gemma3", "smollm3", "olmo3", "granite", "ministral3", "glm4", "phi4-mini"]
-ARCHS = dict(zip(PLAIN, ("gemma3", "smollm3", "olmo2", "granite", "mistral3", "glm4", "phi3")))
+PLAIN = [
+    "gemma3", "smollm3", "olmo3", "granite", "ministral3", "glm4", "phi4-mini", "lfm2", "seed-oss", "exaone4", "ernie4_5",
+]  # fmt: skip
+ARCHS = {name: name for name in PLAIN} | {
+    "olmo3": "olmo2", "ministral3": "mistral3", "phi4-mini": "phi3", "seed-oss": "seed_oss",
+}  # fmt: skip
 PAIRED = ("smollm3", "granite", "ministral3")
 
 
@@ -118,6 +126,7 @@ def test_names_and_rows_are_those_of_llama_cpp(name: str, tmp_path: Path) -> Non
             data = interleaved(
                 data, config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
             )
+        data = data.squeeze(1) if "conv.conv" in key else data
         expected[wanted] = data + 1 if name == "gemma3" and key.endswith("norm.weight") else data
     factors = {
         "rope_factors_long.weight": LONG["long_factor"],
@@ -253,7 +262,20 @@ def test_an_assistant_drafts_for_its_target_from_files(tmp_path: Path) -> None:
     assert found[str(drafter)].stats.accepted > 4
 
 
-FOLDERS = [*PLAIN, "gpt-oss", "llama3", "llama-tied-biases", "qwen2", "qwen3", "qwen3-moe", "e2b", "26b"]
+FOLDERS = [
+    *PLAIN,
+    "lfm2-moe",
+    "mixtral",
+    "qwen2-moe",
+    "gpt-oss",
+    "llama3",
+    "llama-tied-biases",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "e2b",
+    "26b",
+]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -304,6 +326,8 @@ def test_a_folder_from_a_file_is_written_in_parts(tmp_path: Path, monkeypatch: p
         ("deepseek", UsageError, "is a deepseek_v3, of which no GGUF files are written: it runs as it is"),
         ("gemma3", LoadError, "gemma3 cannot say attention_scale=.*: run the folder"),
         ("smollm3", LoadError, "smollm3 cannot say unturned=.*: run the folder"),
+        ("lfm2-biases", ConfigError, "architecture lfm2 has no place for layers.0.conv"),
+        ("qwen2-moe", LoadError, "qwen2moe cannot say sparse=.*: run the folder"),
         ("qwen3-moe-mixed", LoadError, "qwen3moe cannot say sparse=.*, renormalize=False: run the folder"),
     ],
 )

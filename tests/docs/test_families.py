@@ -22,7 +22,8 @@ TEMPLATES = {
     "Mistral 3": (F_ + "mistral_small_3_2",), "Ministral 3": (F_ + "ministral_3",), "SmolLM3": (F_ + "smollm3",),
     "Granite": (F_ + "granite_3_3",), "Phi-3": (F_ + "phi3",), "gpt-oss": (F_ + "gptoss",),
     "DeepSeek-V3": (F_ + "deepseekv3", F_ + "deepseek_v3_1"), "GLM-4-MoE": (F_ + "glm4moe", F_ + "glm4_7"),
-    "Qwen3.5": (F_ + "qwen3_5_think",),
+    "Qwen3.5": (F_ + "qwen3_5_think",), "LFM2": (F_ + "lfm2",), "LFM2.5": (F_ + "lfm2_5",),
+    "Seed-OSS": (F_ + "seed_oss",), "Granite 4": (F_ + "granite_4",),
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ STEM = [3 + (7 * i) % 60 for i in range(34)]
 TEXTS = [STEM + [5 + i] * (3 * i + 1) for i in range(4)]
 
 
-@pytest.fixture(scope="module", params=["deepseek", "deepseek-whole", "glm4-moe"])
+@pytest.fixture(scope="module", params=["deepseek", "deepseek-whole", "glm4-moe", "lfm2-moe"])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GraphTarget:
     folder = tmp_path_factory.mktemp(request.param)
     build_decoder(request.param, folder)

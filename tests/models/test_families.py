@@ -120,9 +120,10 @@ def test_what_cannot_be_cached_in_int8_is_refused_in_a_line(model: tuple[Any, Pa
             why = "only the native CPU kernels read it"
         else:
             latent = any(layer.latent is not None for layer in layers)
-            why = (
-                "this model caches latents" if latent else "a head has .* columns, and each 32 share a scale"
-            )
+            why = "a head has .* columns, and each 32 share a scale"
+            if latent:
+                conv = "conv" in target.layout.kinds
+                why = "this model caches " + ("rows of a short convolution" if conv else "latents")
         with pytest.raises(
             UsageError, match=rf"^K/V .* in int8 here \({why}\): leave --kv-cache \(kv_cache\) out$"
         ):
@@ -249,6 +250,19 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "greedy": ("deepseek", {"topk_method": "greedy"}, "topk_method='greedy' is not supported"),
     "frequency": ("deepseek", {"moe_layer_freq": 2}, "moe_layer_freq=2 is not supported"),
     "factor": ("deepseek", {"routed_scaling_factor": None}, "lacks norm_topk_prob or routed_scaling_factor"),
+    "lfm2 kinds": ("lfm2", {"layer_types": ["conv"]}, "must name 4 layers, each conv or full_attention"),
+    "lfm2 attention": ("lfm2", {"layer_types": ["conv"] * 4}, "must have layers of conv and of full_attention"),
+    "lfm2 taps": ("lfm2", {"conv_L_cache": 17}, "conv_L_cache=17 is more than 16 rows"),
+    "lfm2 choice": ("lfm2-moe", {"use_expert_bias": False}, "use_expert_bias=False is not supported"),
+    "lfm2 top": ("lfm2-moe", {"num_experts_per_tok": 7}, "num_experts_per_tok=7 of only 6 experts"),
+    "mixtral top": ("mixtral", {"num_experts_per_tok": 7}, "num_experts_per_tok=7 of only 6 experts"),
+    "ernie top": ("ernie4_5-moe", {"moe_k": 7}, "moe_k=7 of only 6 experts"),
+    "exaone4 kinds": ("exaone4", {"layer_types": ["full_attention"]}, "must name 4 layers"),
+    "glm flash layers": ("glm4-flash", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+                         "is not dense for the first of 4 layers"),
+    "muse text": ("muse-glimmer", {"text_config": None}, "config.json has no text_config"),
+    "granite mamba": ("granite4", {"layer_types": ["mamba", "attention"] * 2}, "layers of Mamba are not run"),
+    "granite experts": ("granite4", {"num_local_experts": 8}, "num_local_experts=8 is not supported: experts"),
     "deepseek 2": ("deepseek", {"model_type": "deepseek_v2"}, "'deepseek_v2' is unknown as a target"),
 }  # fmt: skip
 

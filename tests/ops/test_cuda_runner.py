@@ -156,10 +156,21 @@ def test_experts_of_few_rows_and_of_many(kind, width, inner, activation):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-tied-biases", "mistral-window", "qwen3-moe", "glm4-moe", "deepseek", "gpt-oss"]
+    "name",
+    [
+        "llama-tied-biases",
+        "mistral-window",
+        "qwen3-moe",
+        "glm4-moe",
+        "deepseek",
+        "gpt-oss",
+        "lfm2-moe",
+        "ernie4_5-moe",
+    ],
 )
 def test_other_families_give_what_plain_torch_gives(name, tmp_path):
-    build_decoder(name, tmp_path, num_hidden_layers=2)
+    changes = {"layer_types": ["conv", "full_attention"]} if name.startswith("lfm2") else {}
+    build_decoder(name, tmp_path, num_hidden_layers=2, **changes)
     runner, notes = cuda_runner()
     target = load_target(tmp_path, runner=runner)
     text = [token % VOCAB for token in TEXT[:3]]

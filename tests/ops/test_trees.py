@@ -16,7 +16,7 @@ from paceline.models.target import GraphTarget
 from paceline.ops import native
 from paceline.tree import branches, preorder
 
-KINDS = ["eager", "native", "native demo", "eager latent", "native latent"]
+KINDS = ["eager", "native", "native demo", "eager latent", "native latent", "eager conv", "native conv"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -28,6 +28,8 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("e2b")
     if request.param.endswith("latent"):
         build_decoder("deepseek", folder)
+    elif request.param.endswith("conv"):
+        build_decoder("lfm2", folder)
     else:
         build_target("e2b", folder)
     return load_target(folder, runner=native.NativeRunner(2) if request.param.startswith("native") else None)

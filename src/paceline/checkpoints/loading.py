@@ -26,6 +26,7 @@ from paceline.checkpoints.interleaved import put_in_order
 from paceline.checkpoints.prequantized import kind_of
 from paceline.checkpoints.quantized.table import see_quantized
 from paceline.checkpoints.safetensors_file import Entry, broken, read_header
+from paceline.checkpoints.spellings import usual
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.ops.base import Weight, WeightKind
@@ -41,7 +42,7 @@ PREFIXES = ("model.language_model.", "language_model.model.", "language_model.",
 MIDLAYER = "midlayer."  # how EAGLE-3 names its only layer
 # towers of other modalities, and the rotary frequencies that old versions of transformers stored
 SKIPPED = re.compile(
-    r"(visual|vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
+    r"(visual|vision_tower|vision_adapter|vision_projection|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
     r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$|verifier_(norm|lm_head)\."
 )
 # what only modules for multi-token prediction have, beside their other tensors (models/drafters/mtp.py); parallel heads
@@ -153,10 +154,10 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def canonical(name: str) -> str:
-    """Name without the prefix that depends on how the language model is nested."""
+    """Name without the prefix that depends on how the language model is nested, in the usual spelling."""
     prefix = next((p for p in PREFIXES if name.startswith(p)), "")
     name = name[len(prefix) :]
-    return name if not name.startswith(MIDLAYER) else f"layers.0.{name[len(MIDLAYER) :]}"
+    return usual(name if not name.startswith(MIDLAYER) else f"layers.0.{name[len(MIDLAYER) :]}")
 
 
 class Tensors:

@@ -25,7 +25,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
     "gemma3": "gemma3", "gemma3_text": "gemma3", "smollm3": "smollm3", "olmo2": "olmo2", "olmo3": "olmo2",
     "granite": "granite", "ministral": "llama", "ministral3": "mistral3", "mistral3": "mistral3", "glm4": "glm4",
-    "phi3": "phi3", "gpt_oss": "gpt-oss",
+    "phi3": "phi3", "gpt_oss": "gpt-oss", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "mixtral": "llama",
+    "qwen2_moe": "qwen2moe", "seed_oss": "seed_oss", "exaone4": "exaone4", "ernie4_5": "ernie4_5",
 }  # fmt: skip
 NO_ROTATION = 1e30
 Config = DecoderConfig | GemmaConfig | AssistantConfig
@@ -135,6 +136,18 @@ def _particular(config: DecoderConfig) -> Values:
         )
         if config.rotary.divisors:
             out |= {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": config.rotary.attention}
+    if config.conv is not None:
+        out |= {
+            "attention.head_count_kv": [config.kv_heads if kind == FULL else 0 for kind in config.kinds],
+            "shortconv.l_cache": config.conv.taps,
+        }
+    if architecture_of(config) == "lfm2moe" and config.routing is not None:
+        dense = len(config.kinds) - len(config.sparse)
+        out |= {"leading_dense_block_count": dense, "expert_gating_func": 2}
+        if config.routing.factor != 1.0:
+            out["expert_weights_scale"] = config.routing.factor
+    if architecture_of(config) == "qwen2moe":
+        out["expert_shared_feed_forward_length"] = config.shared_expert
     if config.query_growth:
         out |= {"attention.temperature_scale": config.query_growth, "rope.scaling.yarn_log_multiplier": 1.0}
     if config.model_type == "granite":

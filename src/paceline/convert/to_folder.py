@@ -16,6 +16,7 @@ from paceline.checkpoints.defaults import read_defaults
 from paceline.checkpoints.gguf.projector import Projector
 from paceline.checkpoints.gguf.source import GgufCheckpoint
 from paceline.checkpoints.interleaved import GATE_UP_BIAS, stored_as
+from paceline.checkpoints.spellings import own
 from paceline.convert.around import config_around, name_inside
 from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.errors import UsageError
@@ -71,7 +72,7 @@ def write_folder(
         name, data = stored, checkpoint.tensor(stored)
         if in_turns:
             name, data = stored_as(name, data)
-        for key, value in _named(name, data, not in_turns):
+        for key, value in _named(checkpoint.config["model_type"], name, data, not in_turns):
             yield key if towers is None else name_inside(key), cast(key, value, dtype)
 
     with whole(out) as part:
@@ -127,16 +128,18 @@ def write_weights(
     return done
 
 
-def _named(name: str, data: Tensor, apart: bool) -> Iterator[tuple[str, Tensor]]:
-    """A tensor under the name that it has in checkpoints; `apart`: experts one by one, as of Qwen3-MoE."""
+def _named(model_type: str, name: str, data: Tensor, apart: bool) -> Iterator[tuple[str, Tensor]]:
+    """A tensor under the name that it has in checkpoints of the family; `apart`: experts one by one, as of Qwen3-MoE."""
     stacked = STACKED.fullmatch(name) if apart else None
     if stacked is None:
-        yield (name if name.startswith(OUTSIDE) else f"model.{name}"), data
+        own_name = own(model_type, name)
+        yield (name if name.startswith(OUTSIDE) else f"model.{own_name}"), data
         return
     parts = ("gate_proj", "up_proj") if stacked["part"] == "gate_up_proj" else ("down_proj",)
     for i, expert in enumerate(data):
         for part, value in zip(parts, expert.chunk(len(parts)), strict=True):
-            yield f"model.{stacked['at']}.{i}.{part}.weight", value
+            expert_name = own(model_type, f"{stacked['at']}.{i}.{part}.weight")
+            yield f"model.{expert_name}", value
 
 
 def cast(name: str, data: Tensor, dtype: torch.dtype) -> Tensor:

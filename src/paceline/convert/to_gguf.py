@@ -22,7 +22,13 @@ from paceline.checkpoints.foreign import ASSISTANT_TYPES
 from paceline.checkpoints.gguf.blocks import BY_NAME
 from paceline.checkpoints.gguf.metadata import read_config as read_gguf_config
 from paceline.checkpoints.gguf.mixtures import FILE_TYPES
-from paceline.checkpoints.gguf.names import interleaved_rows, names_of, norm_shift, rotated_heads
+from paceline.checkpoints.gguf.names import (
+    interleaved_rows,
+    names_of,
+    norm_shift,
+    rotated_heads,
+    stored_shape,
+)
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.checkpoints.gguf.tokenizer import end_ids
 from paceline.checkpoints.loading import Tensors
@@ -58,7 +64,7 @@ AT_LEAST_Q8 = ("token_embd.weight", "output.weight")  # they steer, and are a sm
 ELEMENTS = 32  # of a block of any of BLOCKS
 ALIGNMENT = 32
 PIECE = 1 << 22  # values that are converted at a time
-FULL_PRECISION = "ffn_gate_inp"  # routers, which are small and decide
+FULL_PRECISION = ("ffn_gate_inp", "shortconv.conv")  # small, and routers decide
 CLUSTERS = "masked_embedding."
 
 
@@ -163,7 +169,7 @@ def _plan(config: Config, tensors: Tensors, wanted: str | None, notes: list[str]
             raise ConfigError(
                 f"{tensors.folder}: GGUF's architecture {architecture} has no place for {source}: run the folder as it is"
             )
-        axis, shape = -1 if names[0].endswith(EXPERT_BIAS) else -2, entry.shape
+        axis, shape = -1 if names[0].endswith(EXPERT_BIAS) else -2, stored_shape(names[0], entry.shape)
         if len(names) > 1:
             shape = (*shape[:axis], shape[axis] // len(names), *shape[axis:][1:])
         for i, name in enumerate(names):
@@ -187,7 +193,7 @@ def _shape_of(config: Config) -> Shape:
 
 
 def _kind_of(name: str, entry: Entry, wanted: str | None, shape: Shape) -> str:
-    if len(entry.shape) == 1 or FULL_PRECISION in name or name.endswith(EXPERT_BIAS):
+    if len(entry.shape) == 1 or any(part in name for part in FULL_PRECISION) or name.endswith(EXPERT_BIAS):
         return "f32"
     if wanted is not None and wanted in MIXTURES:
         return kind_for(name, entry.shape[-1], wanted, shape)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+CONV = "conv"  # of layers of a short convolution
 
 
 @dataclass(frozen=True, slots=True)

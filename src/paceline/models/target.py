@@ -15,7 +15,7 @@ from paceline.errors import PairError, UsageError, unreadable
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import SCALED, Layout
 from paceline.kv.store import StoreType
-from paceline.models.spec import ModelConfig
+from paceline.models.spec import CONV, ModelConfig
 from paceline.ops.base import Ops, Runner, Value, Weight
 
 
@@ -57,7 +57,9 @@ class GraphTarget(ABC):
             layers = self.layout.layers
             odd = [layer.head_dim for layer in layers if layer.head_dim % SCALED]
             why = "only the native CPU kernels read it"
-            if any(layer.latent is not None for layer in layers):
+            if any(layer.kind == CONV for layer in layers):
+                why = "this model caches rows of a short convolution"
+            elif any(layer.latent is not None for layer in layers):
                 why = "this model caches latents"
             elif odd:
                 why = f"a head has {odd[0]} columns, and each {SCALED} share a scale"

@@ -111,6 +111,7 @@ class Experts:
     expert_scale: torch.Tensor | None = None  # [E], what the shares are multiplied with
     # [E], of a router by sigmoids: experts are chosen by sigmoid + bias, and have the sigmoids as their shares
     choice_bias: torch.Tensor | None = None
+    softmax: bool = False  # with choice_bias: of a router by softmax, instead
     groups: int = 1  # of E / groups experts each (with choice_bias)
     kept_groups: int = 1  # those whose two best add up to the most; experts of others are not chosen
     router_bias: torch.Tensor | None = None  # [E], added to the router's scores
@@ -245,6 +246,11 @@ class Ops(Protocol):
         """Sum over taps t of (base[t] + what row i of `mix` says of t) * x[i - t], row by row of each sequence in this
         run, with zeros before its first. base [T, width]; mix [N, T * groups], tap by tap, each for width/groups columns.
         """
+        ...
+
+    def short_conv(self, x: Value, layer: int, taps: torch.Tensor, bias: torch.Tensor | None) -> Value:
+        """[N, width]: the sum of taps[-1 - j] * x of j rows before, of the same text; before a text x is 0. `taps` [rows,
+        width], `bias` [width]. x is written into storage layer `layer`, which holds keys alone, of that width."""
         ...
 
     def softcap(self, x: Value, cap: float) -> Value:

@@ -35,7 +35,7 @@ from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, sche
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 29  # of the extension's signatures
+_LAYOUT = 30  # of the extension's signatures
 _OF_ROWS = (
     Code.EMBED,
     Code.ROTARY,

@@ -26,6 +26,7 @@ class Code(IntEnum):
     REDUCE = 23  # between programs: see NativeRunner
     GATED_CLAMPED = 24  # only what experts' gate and value go through
     BLOCK_CONV = 25  # reads rows before its own
+    CONVOLVE = 26
 
 
 GATED: Mapping[str, Code] = {
@@ -168,6 +169,11 @@ class RecordingOps:
     def block_conv(self, x: Value, mix: Value, base: torch.Tensor) -> Value:
         return self._note(Code.BLOCK_CONV, [x, mix], [x.width], integers=[len(base), base])[0]
 
+    def short_conv(self, x: Value, layer: int, taps: torch.Tensor, bias: torch.Tensor | None) -> Value:
+        self.store_kv(layer, x, None)
+        numbers, after = [layer, len(taps), taps, bias], [self._stores[layer]]
+        return self._note(Code.CONVOLVE, [], [x.width], integers=numbers, after=after)[0]
+
     def softcap(self, x: Value, cap: float) -> Value:
         return self._note(Code.SOFTCAP, [x], [x.width], number=cap)[0]
 
@@ -189,7 +195,7 @@ class RecordingOps:
             number=-1.0 if experts.eps is None else experts.eps,
             integers=[
                 top_k, experts.router_scale, experts.expert_scale, int(experts.renormalize), experts.choice_bias,
-                experts.groups, experts.kept_groups, experts.router_bias,
+                experts.groups, experts.kept_groups, experts.router_bias, int(experts.softmax),
             ],
         )  # fmt: skip
         up = self._note(
@@ -271,6 +277,8 @@ def schedule(nodes: list[Node]) -> list[list[Node]]:
             take((Code.ATTENTION,), len(left), chain=False)
         if len(left) == before:
             take((Code.DELTA,), len(left), chain=False)
+        if len(left) == before:
+            take((Code.CONVOLVE,), 1, chain=False)
         if len(left) == before:
             take((Code.EXPERTS, Code.GATHER, Code.BLOCK_CONV), 1, chain=False)
         if len(left) == before:

@@ -301,6 +301,20 @@ class ReferenceOps:
             recent[[position % RECENT for position in kept]] = held[end - len(kept) : end]
         return out
 
+    def short_conv(self, x: Tensor, layer: int, taps: Tensor, bias: Tensor | None) -> Tensor:
+        self.store_kv(layer, x, None)
+        assert self.cache is not None
+        page, table = self.cache.page_size, self.cache.tables[self.cache.layout.layers[layer].kind]
+        out = torch.zeros_like(x) if bias is None else bias.to(x.dtype).expand_as(x).clone()
+        for back, tap in enumerate(taps.flip(0)):
+            position = self.rows.positions.long() - back
+            there = position >= 0
+            position = position.clamp(min=0)
+            index = table[self.rows.slots.long(), position // page].long() * page + position % page
+            held = self.cache.at(layer, index)[0].flatten(1).to(x.dtype)
+            out += torch.where(there[:, None], held * tap.to(x.dtype), 0)
+        return out
+
     # -- mixtures and heads ----------------------------------------------------------------------------------
 
     def moe(self, router_input: Tensor, expert_input: Tensor, experts: Experts) -> Tensor:
@@ -312,7 +326,8 @@ class ReferenceOps:
             law = torch.softmax(scores, dim=-1, dtype=self._exact)  # [N, E]
             share, chosen = torch.topk(law, experts.top_k, dim=-1)  # [N, top_k]
         else:
-            law = torch.sigmoid(self.linear(seen.to(self._exact), experts.router))
+            scores = self.linear(seen.to(self._exact), experts.router)
+            law = torch.softmax(scores, dim=-1) if experts.softmax else torch.sigmoid(scores)
             chosen = torch.topk(among_groups(law + experts.choice_bias, experts), experts.top_k).indices
             share = law.gather(1, chosen)
         if experts.renormalize:

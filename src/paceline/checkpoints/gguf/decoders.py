@@ -12,9 +12,11 @@ from paceline.errors import ConfigError
 
 def _llama(keys: Keys) -> Config:
     if keys.size("expert_count", 0):
-        raise ConfigError(
-            f"{keys.model.path} is a Mixtral (llama with experts), which paceline does not run: use a dense model"
-        )
+        return decoder(keys, "mixtral", "MixtralForCausalLM") | {
+            "num_local_experts": keys.size("expert_count"),
+            "num_experts_per_tok": keys.size("expert_used_count"),
+            "sliding_window": None,
+        }
     return decoder(keys, "llama", "LlamaForCausalLM") | {
         "attention_bias": keys.has("blk.0.attn_q.bias"),
         "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
@@ -40,6 +42,20 @@ def _qwen3moe(keys: Keys) -> Config:
         "num_experts_per_tok": keys.size("expert_used_count"),
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),
         "norm_topk_prob": True,  # llama.cpp's graph of qwen3moe always normalises
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _qwen2moe(keys: Keys) -> Config:
+    return decoder(keys, "qwen2_moe", "Qwen2MoeForCausalLM", sparse=True) | {
+        "qkv_bias": keys.has("blk.0.attn_q.bias"),
+        "use_sliding_window": False,
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,  # llama.cpp's graph of qwen2moe never normalises
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
@@ -276,6 +292,54 @@ def _gpt_oss(keys: Keys) -> Config:
     }  # fmt: skip
 
 
+def _lfm2(keys: Keys) -> Config:
+    config = decoder(keys, "lfm2", "Lfm2ForCausalLM")
+    heads = keys.per_layer("attention.head_count_kv", config["num_hidden_layers"])  # 0 of convolutions
+    return config | {
+        "norm_eps": config["rms_norm_eps"],
+        "num_key_value_heads": max(heads, default=0),
+        "layer_types": [FULL if count else "conv" for count in heads],
+        "conv_L_cache": keys.size("shortconv.l_cache"),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2moe(keys: Keys) -> Config:
+    if keys.size("expert_gating_func", 2) != 2:
+        raise ConfigError(
+            f"{keys.model.path} chooses experts by another function than sigmoids: get another GGUF file"
+        )
+    return _lfm2(keys) | {
+        "model_type": "lfm2_moe",
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "num_dense_layers": keys.size("leading_dense_block_count"),
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def _seed_oss(keys: Keys) -> Config:
+    return decoder(keys, "seed_oss", "SeedOssForCausalLM") | {
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "attention_out_bias": keys.has("blk.0.attn_output.bias"),
+        "mlp_bias": False,
+    }
+
+
+def _exaone4(keys: Keys) -> Config:
+    config = decoder(keys, "exaone4", "Exaone4ForCausalLM")
+    return config | _windows(keys, config["num_hidden_layers"], 4)
+
+
+def _ernie4_5(keys: Keys) -> Config:
+    return decoder(keys, "ernie4_5", "Ernie4_5ForCausalLM") | {"use_bias": False}
+
+
 def _eagle3(keys: Keys) -> Config:
     """An EAGLE-3 drafter, as its original config.json has it."""
     taps, rows = keys.get("target_layers"), "output.weight"
@@ -352,6 +416,8 @@ DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
     "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
+    "qwen2moe": _qwen2moe, "lfm2": _lfm2, "lfm2moe": _lfm2moe, "seed_oss": _seed_oss, "exaone4": _exaone4,
+    "ernie4_5": _ernie4_5,
     "gpt-oss": _gpt_oss, "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
     "eagle3": _eagle3, "dflash": _dflash,
 }  # fmt: skip

@@ -119,6 +119,16 @@ _GLM4_NORMS = {
     "attn_norm.weight": "input_layernorm.weight", "post_attention_norm.weight": "post_self_attn_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight", "post_ffw_norm.weight": "post_mlp_layernorm.weight",
 }  # fmt: skip
+_CONV = {  # of short convolutions, see models/layers/short_conv.py
+    "shortconv.conv.weight": "conv.conv.weight", "shortconv.in_proj.weight": "conv.in_proj.weight",
+    "shortconv.out_proj.weight": "conv.out_proj.weight",
+}  # fmt: skip
+_CONV_TOP = {
+    "token_embd.weight": "embed_tokens.weight",
+    "token_embd_norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_CONV_TAPS = "shortconv.conv.weight"  # stored without the middle axis that checkpoints have
 _FUSED_MLP = {"ffn_up.weight": "mlp.gate_up_proj.weight", "ffn_down.weight": "mlp.down_proj.weight"}
 _FUSED_ATTENTION = {
     "attn_qkv.weight": "self_attn.qkv_proj.weight",
@@ -151,8 +161,9 @@ _ASSISTANT_TOP = _TOP | {
 
 # architecture -> (names outside of layers, names in a layer)
 NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
-    "llama": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
+    "llama": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _EXPERTS | _TWO_NORMS),
     "qwen2": (_TOP, _ATTENTION | _BIASES | _MLP | _TWO_NORMS),
+    "qwen2moe": (_TOP, _ATTENTION | _BIASES | _MLP | _EXPERTS | _SHARED_EXPERT | _TWO_NORMS),
     "qwen3": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS),
     "qwen3moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _TWO_NORMS),
     "qwen35": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _DELTA | _NEXTN),
@@ -191,6 +202,29 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
             "post_attention_norm.weight": "post_attention_layernorm.weight",
         },
     ),
+    "lfm2": (_CONV_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _CONV | _TWO_NORMS),
+    "lfm2moe": (
+        _CONV_TOP,
+        _ATTENTION
+        | _HEAD_NORMS
+        | _MLP
+        | _EXPERTS
+        | _CONV
+        | _TWO_NORMS
+        | {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+    ),
+    "seed_oss": (
+        _TOP,
+        _ATTENTION
+        | _BIASES
+        | _MLP
+        | {
+            "attn_norm.weight": "input_layernorm.weight",
+            "post_attention_norm.weight": "post_attention_layernorm.weight",
+        },
+    ),
+    "exaone4": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
+    "ernie4_5": (_TOP, _ATTENTION | _BIASES | _MLP | _TWO_NORMS),
     "phi3": (_TOP, _FUSED_ATTENTION | _FUSED_MLP | _TWO_NORMS),
     "gemma4": (_GEMMA_TOP, _GEMMA),
     "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
@@ -207,7 +241,17 @@ _PAIRED = (
 )  # q and k are stored with rotated pairs side by side
 _SHIFTS = {"gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
 NVFP4 = "NVFP4"
-WINDOWED = ("gemma3", "olmo2", "phi3", "gpt-oss", "gemma4", "gemma4-assistant")  # files know windows
+WINDOWED = (
+    "gemma3",
+    "olmo2",
+    "phi3",
+    "gpt-oss",
+    "gemma4",
+    "gemma4-assistant",
+    "exaone4",
+    "lfm2",
+    "lfm2moe",
+)  # files know the kinds of their layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +278,11 @@ def rotated_heads(architecture: str, name: str, heads: int, kv_heads: int) -> in
     return 0 if found is None else heads if found[1] == "q" else kv_heads
 
 
+def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a GGUF tensor that holds a checkpoint tensor of `shape`."""
+    return (shape[0], shape[2]) if name.endswith(_CONV_TAPS) else shape
+
+
 def norm_shift(architecture: str, name: str) -> float:
     """What a GGUF tensor holds beside the values of the checkpoint."""
     return _SHIFTS.get(architecture, 0.0) if name.endswith("norm.weight") else 0.0
@@ -248,7 +297,7 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         if DERIVED.fullmatch(name):
             continue
         inside = _LAYER.fullmatch(name)
-        known = layer.get(inside[2]) if inside else top.get(name)
+        known = layer.get(inside[2]) if inside else top.get(name, _TOP.get(name))
         if inside and known is None and "ffn_gate_exps.weight" in layer:
             known = _GATE_UP.get(inside[2])
         if known is None and _beside_nvfp4(model, name):
@@ -271,11 +320,8 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
             continue
         axis = -1 if made_of[0].endswith("_exps.bias") else -2
         shape = _joined(model, made_of, shapes, axis)
-        row = (
-            name.endswith(("shared_expert_gate.weight", "confidence_head.proj.weight")) and len(shape) == 1
-        )  # a matrix of one row
         shift = norm_shift(architecture, made_of[0])
-        shape = (1, *shape) if row else shape
+        shape = _as_in_checkpoints(name, shape)
         beside = tuple(scale if (scale := _scale_of(source)) in model.tensors else "" for source in made_of)
         beside = (
             beside if any(model.tensors[source].kind == NVFP4 for source in made_of) and any(beside) else ()
@@ -302,6 +348,13 @@ def _beside_nvfp4(model: Gguf, name: str) -> bool:
         return False
     experts = weight.shape[0] if len(weight.shape) == 3 else 1
     return prod(model.tensors[name].shape) in (1, experts)
+
+
+def _as_in_checkpoints(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """With axes of one element that files leave out: of matrices of one row, and of convolutions."""
+    if len(shape) == 1 and name.endswith(("shared_expert_gate.weight", "confidence_head.proj.weight")):
+        return (1, *shape)
+    return (shape[0], 1, shape[1]) if len(shape) == 2 and name.endswith("conv.conv.weight") else shape
 
 
 def _joined(model: Gguf, names: list[str], shapes: list[tuple[int, ...]], axis: int) -> tuple[int, ...]:

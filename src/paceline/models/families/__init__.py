@@ -42,9 +42,17 @@ FAMILIES: Mapping[str, str] = {
     "gemma3_text": "gemma3", "gemma3": "gemma3",
     "smollm3": "smollm3",
     "olmo2": "olmo2", "olmo3": "olmo2",
-    "granite": "granite",
+    "granite": "granite", "granitemoehybrid": "granite",
     "phi3": "phi3",
     "gpt_oss": "gpt_oss",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2",
+    "mixtral": "mixtral",
+    "qwen2_moe": "qwen2_moe",
+    "seed_oss": "seed_oss",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5",
+    "glm4_moe_lite": "glm4_lite",
+    "muse_glimmer": "muse_glimmer", "muse_glimmer_text": "muse_glimmer",
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Grouped attention of a decoder layer, and which kind of attention a layer has: grouped, latent or linear."""
+"""Grouped attention of a decoder layer, and which kind of attention a layer has: grouped, latent or linear,
+or a short convolution."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.layers.delta_net import LINEAR, DeltaNet, read_delta, recur
 from paceline.models.layers.latent import LatentAttention, attend_latent, latent_shapes, read_latent
 from paceline.models.layers.linear import Linear, read_linear, read_norm
-from paceline.models.spec import SLIDING
+from paceline.models.layers.short_conv import ShortConv, convolve, read_conv
+from paceline.models.spec import CONV, SLIDING
 from paceline.ops.base import Growth, Ops, Value
 
 
@@ -32,6 +34,7 @@ class Attention:
     stretch: float = 1.0  # what rotated q and k are multiplied with, each
     sinks: Tensor | None = None  # [heads]
     growth: Growth | None = None  # of queries
+    gate: Linear | None = None  # of the result, where it is a projection of its own
 
 
 def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
@@ -48,14 +51,23 @@ def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
         "v_proj": (narrow, hidden),
         "o_proj": (hidden, wide),
     }
+    if config.gate_apart:
+        matrices["gate_proj"] = (wide, hidden)
+    if config.plain_head_norms:
+        return matrices, {}
     sizes = (wide, narrow) if config.wide_norms else (config.head_dim, config.head_dim)
     return matrices, {name: (size,) for name, size in zip(("q_norm", "k_norm"), sizes) if config.head_norms}
 
 
-def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config: DecoderConfig) -> Value:
-    """What a layer's attention adds to the row, of its normed input."""
+Mixer = Attention | LatentAttention | DeltaNet | ShortConv
+
+
+def attend(ops: Ops, h: Value, a: Mixer, config: DecoderConfig) -> Value:
+    """What a layer's attention, or what stands in its place, adds to the row, of its normed input."""
     if isinstance(a, DeltaNet):
         return recur(ops, h, a, config.eps)
+    if isinstance(a, ShortConv):
+        return convolve(ops, h, a)
     if isinstance(a, LatentAttention):
         return attend_latent(ops, h, a, config)
     wide = config.heads * config.head_dim
@@ -69,6 +81,8 @@ def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config
         y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
     else:
         y = ops.sink_attention(q, a.storage, a.window, a.sinks)
+    if a.gate is not None:
+        return a.o(ops, ops.gated(a.gate(ops, h), y, "sigmoid"))
     return a.o(ops, ops.gated(ops.columns(both, wide, 2 * wide), y, "sigmoid") if config.gated else y)
 
 
@@ -93,20 +107,23 @@ def _turned(
     return x if a.inv_freq is None else ops.rotary(x, a.inv_freq, heads, a.stretch, growth)
 
 
-def read_attention(
-    weights: Weights, config: DecoderConfig, index: int, at: str, inv_freq: Tensor
-) -> Attention | LatentAttention | DeltaNet:
+def read_attention(weights: Weights, config: DecoderConfig, index: int, at: str, inv_freq: Tensor) -> Mixer:
     """The attention of layer `index`, whose tensors are named `at`.*"""
     storage = storage_of(config.kinds, index)
     if config.kinds[index] == LINEAR:
         assert config.delta is not None
         return read_delta(weights, config.delta, f"{at}.linear_attn", storage)
+    if config.kinds[index] == CONV:
+        assert config.conv is not None
+        return read_conv(weights, config.conv, f"{at}.conv", storage)
     at = f"{at}.self_attn"
 
     def linear(name: str) -> Linear:
         return read_linear(weights, config, f"{at}.{name}")
 
     def norm(name: str) -> Tensor | None:
+        if config.plain_head_norms:
+            return torch.ones(config.head_dim, device=weights.device)
         if not config.head_norms:
             return None
         scale = read_norm(weights, config, f"{at}.{name}")
@@ -138,6 +155,7 @@ def read_attention(
         stretch=config.rotary_of(config.kinds[index]).attention,
         sinks=weights.vector(f"{at}.sinks") if config.sinks else None,
         growth=_growth(config, inv_freq.device),
+        gate=linear("gate_proj") if config.gate_apart else None,
     )
 
 

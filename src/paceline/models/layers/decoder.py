@@ -14,21 +14,21 @@ from torch import Tensor
 
 from paceline.checkpoints.loading import Shapes, Weights
 from paceline.kv.layout import LayerKV, Layout
-from paceline.models.layers.attention import Attention, attend, attention_shapes, read_attention
+from paceline.models.layers.attention import Attention, Mixer, attend, attention_shapes, read_attention
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.layers.delta_net import LINEAR, DeltaNet, delta_shapes
-from paceline.models.layers.latent import LatentAttention
 from paceline.models.layers.linear import read_norm
 from paceline.models.layers.mlp import Mixture, Mlp, feed, mlp_shapes, read_mlp
 from paceline.models.layers.rotary import inverse_frequencies
-from paceline.models.spec import SLIDING
+from paceline.models.layers.short_conv import ShortConv, conv_shapes
+from paceline.models.spec import CONV, SLIDING
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Experts, Ops, Runner, Value, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    attention: Attention | LatentAttention | DeltaNet
+    attention: Mixer
     mlp: Mlp | Experts | Mixture
     norm_in: Tensor  # [H], before attention, or after it where the config places norms so
     norm_post: Tensor  # [H], the same of the MLP
@@ -50,6 +50,9 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
         if kind == LINEAR:
             assert config.delta is not None
             shapes |= delta_shapes(config.delta, hidden, f"{at}.linear_attn")
+        elif kind == CONV:
+            assert config.conv is not None
+            shapes |= conv_shapes(config.conv, hidden, f"{at}.conv")
         else:
             matrices |= {f"{at}.self_attn.{name}": shape for name, shape in attention.items()}
             shapes |= {f"{at}.self_attn.{name}.weight": shape for name, shape in norms.items()}
@@ -65,13 +68,17 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
 
 
 def decoder_layout(config: DecoderConfig) -> Layout:
-    """A storage layer for each layer, of keys and values or of a recurrent state."""
+    """A storage layer for each layer, of keys and values, of a recurrent state, or of what is convolved."""
     heads, size, latent = config.kv_heads, config.head_dim, None
     if config.latent is not None:
         heads, size, latent = 1, config.latent.rank + config.head_dim, config.latent.rank
     kinds = [kind for kind in config.kinds if kind != LINEAR]
     layers = tuple(LayerKV(kind, heads, size, latent) for kind in kinds)
     windows = {kind: config.window if kind == SLIDING else None for kind in dict.fromkeys(kinds)}
+    if config.conv is not None:
+        rows = config.conv.storage(config.hidden_size)
+        layers = tuple(rows if layer.kind == CONV else layer for layer in layers)
+        windows[CONV] = config.conv.taps - 1
     states = () if config.delta is None else (config.delta.storage,) * (len(config.kinds) - len(kinds))
     return Layout(layers, windows, states)
 
@@ -91,7 +98,7 @@ class DecoderTarget(GraphTarget):
             read_layer(weights, config, i, turns[kind]) for i, kind in enumerate(config.kinds)
         )
         self.embedding_scale = config.embedding_scale
-        self.norm = self.norm + config.norm_shift
+        self.norm = self.norm + (config.norm_shift if config.last_shift is None else config.last_shift)
         self._set_layout(decoder_layout(config), attention_outputs(self.layers))
 
     def expect(self, tokens: int | None) -> None:
@@ -108,6 +115,7 @@ class DecoderTarget(GraphTarget):
 
     def _hidden(self, ops: Ops) -> tuple[Value, ...]:
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
+        x = ops.rms_norm(x, None, self.config.eps) if self.config.normed_embedding else x
         kept = [x] if 0 in self.tapped else []
         for i, layer in enumerate(self.layers):
             x = self._layer(ops, x, layer)
@@ -127,19 +135,23 @@ class DecoderTarget(GraphTarget):
 
     def _add(self, ops: Ops, x: Value, y: Value, norm: Tensor | None) -> Value:
         """x + what attention or the MLP gives, normed and scaled as the config says."""
-        y = y if norm is None else ops.rms_norm(y, norm, self.config.eps)
+        eps = self.config.eps if self.config.late_eps is None else self.config.late_eps
+        y = y if norm is None else ops.rms_norm(y, norm, eps)
         scale = self.config.residual_scale
         return ops.add(x, y if scale == 1.0 else ops.scale(y, scale))
 
     def _logits(self, ops: Ops) -> tuple[Value]:
         logits = ops.linear(ops.given("hidden", self.hidden_size), self.head)
         scale = self.config.logit_scale
-        return (logits if scale == 1.0 else ops.scale(logits, scale),)
+        logits = logits if scale == 1.0 else ops.scale(logits, scale)
+        return (logits if self.config.softcap is None else ops.softcap(logits, self.config.softcap),)
 
 
 def attention_outputs(layers: Iterable[Layer]) -> list[Weight]:
     """What the results of attention are multiplied with."""
-    return [layer.attention.o.weight for layer in layers if not isinstance(layer.attention, DeltaNet)]
+    return [
+        layer.attention.o.weight for layer in layers if not isinstance(layer.attention, DeltaNet | ShortConv)
+    ]
 
 
 def read_layer(

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from paceline.errors import ConfigError
+from paceline.kv.layout import LayerKV
 from paceline.models.fields import MOST, Fields, shown, token_ids
 from paceline.models.layers.delta_net import DeltaConfig
-from paceline.models.spec import FULL, SLIDING, MoeConfig, Split, layers_line
+from paceline.models.spec import CONV, FULL, SLIDING, MoeConfig, Split, layers_line
 from paceline.ops.base import Activation
 
 Placement = Literal["before", "after", "both", "both (GLM-4)"]
@@ -54,11 +55,23 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A router by sigmoids: experts of the `kept` best of `groups`, chosen by sigmoid + bias."""
+    """A router by sigmoids: experts of the `kept` best of `groups`, chosen by sigmoid + bias; or one by softmax."""
 
     groups: int
     kept: int
     factor: float  # what the shares are multiplied with
+    softmax: bool = False  # then without groups, and its bias is stored as a row
+
+
+@dataclass(frozen=True, slots=True)
+class ConvConfig:
+    """Layers of a short convolution, see short_conv.py."""
+
+    taps: int  # rows that one reads, itself among them
+    biases: bool = False  # of both projections and of the convolution
+
+    def storage(self, hidden: int) -> LayerKV:
+        return LayerKV(CONV, 1, hidden, latent=hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,9 @@ class DecoderConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    kinds: tuple[str, ...]  # of each layer, "sliding_attention" | "full_attention" | "linear_attention"
+    kinds: tuple[
+        str, ...
+    ]  # of each layer, "sliding_attention" | "full_attention" | "linear_attention" | "conv"
     window: int | None  # of sliding layers
     rotary: Rotary
     eps: float
@@ -90,8 +105,15 @@ class DecoderConfig:
     shared_gate: bool = False  # and how much of it counts is a sigmoid of the row
     gated: bool = False  # the result of attention is gated by a second half of each query projection
     rotated: int | None = None  # first columns of a head that are rotated; None: all
+    gate_apart: bool = False  # it is gated by a projection of its own
     norm_shift: float = 0.0  # what is added to the stored weights of norms
+    last_shift: float | None = None  # the same of the last norm; None: as of all others
+    plain_head_norms: bool = False  # norms of q and k have no weights
+    normed_embedding: bool = False  # rows of the table are normed, without weights
+    late_eps: float | None = None  # of norms after attention and MLP; None: as of all others
+    softcap: float | None = None  # of logits
     delta: DeltaConfig | None = None  # of layers of linear attention
+    conv: ConvConfig | None = None  # of layers of a short convolution
     placement: Placement = "before"  # of a layer's norms: before attention and MLP, after them, or both
     fused: frozenset[str] = frozenset()  # "qkv", "gate_up": stored as one matrix
     paired: bool = False  # what is rotated of a head is stored pair by pair

@@ -61,7 +61,10 @@ def mlp_shapes(config: DecoderConfig, index: int) -> tuple[Shapes, Shapes]:
 def _expert_shapes(config: DecoderConfig) -> Shapes:
     assert config.moe is not None
     count, inner, hidden = config.moe.experts, config.moe.intermediate_size, config.hidden_size
-    bias: Shapes = {} if config.routing is None else {f"gate.{CHOICE_BIAS}": (count,)}
+    routing = config.routing
+    bias: Shapes = {}
+    if routing is not None:
+        bias[f"gate.{CHOICE_BIAS}"] = (1, count) if routing.softmax else (count,)
     if config.biased_experts:
         sizes = (count,), (count, 2 * inner), (count, hidden)
         bias |= dict(zip(EXPERT_BIASES.values(), sizes))
@@ -128,6 +131,12 @@ def _biases(weights: Weights, config: DecoderConfig, at: str) -> dict[str, Any]:
 def _routing(weights: Weights, routing: Routing | None, name: str) -> dict[str, Any]:
     if routing is None:
         return {}
-    bias = weights.exact(name)
+    bias = weights.exact(name).view(-1)
     scale = torch.full_like(bias, routing.factor)
-    return {"choice_bias": bias, "groups": routing.groups, "kept_groups": routing.kept, "expert_scale": scale}
+    return {
+        "choice_bias": bias,
+        "groups": routing.groups,
+        "kept_groups": routing.kept,
+        "expert_scale": scale,
+        "softmax": routing.softmax,
+    }

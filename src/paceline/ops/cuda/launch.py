@@ -234,6 +234,22 @@ def store(parts: Seq[Ref], layer: int) -> Launch:
     return run
 
 
+def convolve(out: Ref, layer: int, taps: Tensor, bias: Tensor | None) -> Launch:
+    """A short convolution over what the rows of a text have stored."""
+
+    def run(context: Context) -> None:
+        cache = context.cache
+        assert cache is not None
+        table = cache.tables[cache.layout.layers[layer].kind]
+        start(rowwise.convolve_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)))(
+            cache.k[layer], context.meta("positions"), context.meta("slots"), table, taps,
+            taps if bias is None else bias, out.data, out.width, out.stride, table.stride(0),
+            TAPS=len(taps), BIAS=bias is not None, PAGE=cache.page_size, B=ELEMENTS,
+        )  # fmt: skip
+
+    return run
+
+
 def _store_further(context: Context, layer: int) -> None:
     """Rows of trees are stored once more for each further branch that holds them."""
     if not context.bucket.further:

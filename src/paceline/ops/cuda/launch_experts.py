@@ -25,6 +25,7 @@ class Router:
     bias: Tensor | None
     groups: int
     kept: int
+    softmax: bool = False  # also where there is a bias
 
 
 def route(spec: Router) -> Launch:
@@ -34,8 +35,8 @@ def route(spec: Router) -> Launch:
         start(mixing.route_kernel, (context.bucket.rows,))(
             scores.data, scores.data if spec.bias is None else spec.bias,
             scores.data if spec.expert_scale is None else spec.expert_scale, out.data, experts, scores.split_stride,
-            scores.stride, out.stride, spec.kept, SPLITS=parts_of(scores, context), SIGMOID=spec.bias is not None,
-            RENORM=spec.renormalize,
+            scores.stride, out.stride, spec.kept, SPLITS=parts_of(scores, context),
+            SIGMOID=spec.bias is not None and not spec.softmax, BIASED=spec.bias is not None, RENORM=spec.renormalize,
             SCALE=spec.expert_scale is not None, TOP=spec.top, GROUPS=1 if spec.kept == spec.groups else spec.groups,
             E=power(experts), num_warps=1 if experts <= 256 else 4,
         )  # fmt: skip

@@ -38,6 +38,11 @@ def single(e: Emitter, node: Node) -> None:
         e.out.reads_rows = True
         parts = [e.places[symbol] for symbol in node.inputs]
         e.emit("store", launch.store(parts, number_of(node, 0)), parts, [])
+    elif code is Code.CONVOLVE:
+        e.out.reads_rows = True
+        out, (taps, bias) = e.define(node.outputs[0]), map(vector_or_none, node.integers[2:])
+        assert taps is not None
+        e.emit("convolution", launch.convolve(out, number_of(node, 0), taps, bias), [], [out])
     elif code is Code.ATTENTION:
         e.attend(node, e.whole(node.inputs[0]))
     elif code in (Code.DELTA, Code.KEEP):
@@ -118,7 +123,7 @@ def _mixture(e: Emitter, node: Node) -> None:
 
 
 def _route(e: Emitter, node: Node) -> None:
-    _, scale, expert_scale, renorm, bias, _, _, added = node.integers
+    _, scale, expert_scale, renorm, bias, _, _, added, _ = node.integers
     x = e.places[node.inputs[0]]
     matrix = e.pack(node.weights, "plain")
     if node.number < 0 and scale is not None:
@@ -143,5 +148,6 @@ def _route(e: Emitter, node: Node) -> None:
         vector_or_none(bias),
         number_of(node, 5),
         number_of(node, 6),
+        bool(number_of(node, 8)),
     )
     e.emit("route", launch_experts.route(spec), [scores], [out])

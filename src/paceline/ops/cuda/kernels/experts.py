@@ -16,7 +16,7 @@ from paceline.ops.cuda.kernels.rows import load_sum
 @triton.jit
 def route_kernel(
     scores, bias, expert_scale, out, experts, split_stride, stride, out_stride, kept_groups,
-    SPLITS: tl.constexpr, SIGMOID: tl.constexpr, RENORM: tl.constexpr, SCALE: tl.constexpr,
+    SPLITS: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr, RENORM: tl.constexpr, SCALE: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
@@ -45,7 +45,10 @@ def route_kernel(
         x = tl.where(keep, x, float("-inf"))
         law = tl.exp(x - tl.max(x))
         law = law / tl.sum(law)
-        choice = tl.where(keep, law, float("-inf"))
+        worth = law
+        if BIASED:
+            worth = law + tl.load(bias + at, mask=keep, other=0.0)
+        choice = tl.where(keep, worth, float("-inf"))
     total = 0.0
     for rank in range(TOP):
         chosen = tl.argmax(choice, 0)
@@ -58,7 +61,7 @@ def route_kernel(
     for rank in range(TOP):
         share = tl.load(out + row * out_stride + rank)
         if RENORM:
-            share = share / (total + (1e-20 if SIGMOID else 0.0))
+            share = share / (total + (1e-20 if BIASED else 0.0))
         if SCALE:
             chosen = tl.load(out + row * out_stride + TOP + rank).to(tl.int32)
             share = share * tl.load(expert_scale + chosen)

@@ -203,6 +203,30 @@ def store_kernel(
 
 
 @triton.jit
+def convolve_kernel(
+    held, positions, slots, table, taps, bias, out, width, out_stride, table_stride,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, PAGE: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """out = the sum of taps[TAPS - 1 - j] * what the row j places before holds in the cache, the oldest first."""
+    row = tl.program_id(0)
+    at = tl.program_id(1) * B + tl.arange(0, B)
+    keep = at < width
+    last, slot = tl.load(positions + row), tl.load(slots + row).to(tl.int64)
+    total = tl.zeros((B,), tl.float32)
+    for j in tl.static_range(TAPS):
+        position = last - (TAPS - 1) + j
+        there = position >= 0
+        position = tl.maximum(position, 0)
+        page = tl.load(table + slot * table_stride + position // PAGE).to(tl.int64)
+        place = (page * PAGE + position % PAGE) * width
+        value = tl.load(held + place + at, mask=keep & there, other=0.0).to(tl.float32)
+        total += value * tl.load(taps + j * width + at, mask=keep, other=0.0)
+    if BIAS:
+        total += tl.load(bias + at, mask=keep, other=0.0)
+    tl.store(out + row.to(tl.int64) * out_stride + at, total.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
 def rotary_kernel(
     x, positions, inv_freq, growth, out, width, half, x_stride, out_stride, split_stride, turn, every, most,
     SPLITS: tl.constexpr, GROWS: tl.constexpr, B: tl.constexpr,
