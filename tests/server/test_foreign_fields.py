@@ -160,7 +160,7 @@ def test_strict_makes_them_errors(strict: Served, more: dict[str, Any], param: s
 @pytest.mark.parametrize(
     ("name", "value"),
     [("mirostat", 2), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words", ["x"]), ("lora", [{"id": 0}]),
-     ("include_stop_str_in_output", True), ("truncate_prompt_tokens", 5), ("use_beam_search", True)],
+     ("include_stop_str_in_output", True), ("use_beam_search", True)],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_what_would_change_the_text_is_held_or_refused(s: Served, path: str, name: str, value: Any) -> None:
@@ -168,6 +168,24 @@ def test_what_would_change_the_text_is_held_or_refused(s: Served, path: str, nam
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
     assert "would change the text" in answer.json()["error"]["message"]
+
+
+def test_a_prompt_may_be_cut_to_its_last_tokens(s: Served) -> None:
+    ids = list(range(40, 60))
+    for count, kept in ((5, ids[-5:]), (50, ids), (0, ids), (-1, ids)):
+        answer = s.post(TEXT, prompt=ids, truncate_prompt_tokens=count, max_tokens=1, echo=True).json()
+        assert answer["usage"]["prompt_tokens"] == len(kept)
+        assert answer["choices"][0]["text"].startswith(s.engine.tokenizer.decode(kept))
+    text = "x y " * 2000
+    assert s.post(TEXT, prompt=text, max_tokens=1).status_code == 400
+    long = s.post(TEXT, prompt=text, truncate_prompt_tokens=-1, max_tokens=1).json()
+    assert long["usage"]["prompt_tokens"] == s.service.loaded.max_len - 1
+    assert (
+        s.post(TEXT, prompt="x", truncate_prompt_tokens=-2).json()["error"]["param"]
+        == "truncate_prompt_tokens"
+    )
+    chat = s.post(CHAT, messages=USER, truncate_prompt_tokens=5)
+    assert (chat.status_code, chat.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
 
 
 def test_tokens_may_be_forbidden_or_all_others(s: Served) -> None:

@@ -277,19 +277,28 @@ def _prompts(
         raise refuse("prompt", f"give 1 to {service.config.max_prompts} prompts")
     texts, prompts = [], []
     for prompt in given:
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and not body.truncate_prompt_tokens:
             service.foresee(prompt, "prompt")
         try:
-            ids = _ids(room, body, prompt, salt)
+            ids = _cut(_ids(room, body, prompt, salt), body.truncate_prompt_tokens or 0, room.max_len - 1)
         except PacelineError as error:
             where = _MEDIA.match(str(error))
             raise refuse(where[1] if where else "prompt", str(error), code="bad_prompt") from error
         prompts.append(ids)
         texts.append(prompt if isinstance(prompt, str) else "")
         service.room_after(ids, "prompt")
-        if not isinstance(prompt, str) and body.echo:
+        if body.echo and (body.truncate_prompt_tokens or not isinstance(prompt, str)):
             texts[-1] = room.tokenizer.decode(ids)
     return texts, prompts
+
+
+def _cut(ids: list[int], count: int, most: int) -> list[int]:
+    """The last `count` tokens of a prompt; 0: all of it, -1: as many as fit."""
+    if count == 0 or len(ids) <= (most if count < 0 else count):
+        return ids
+    if media_of(ids):
+        raise refuse("truncate_prompt_tokens", "would cut a prompt with pictures or sound: shorten its text")
+    return ids[-(most if count < 0 else count) :]
 
 
 def _ids(room: Room, body: CompletionRequest, prompt: str | list[int], salt: str) -> list[int]:

@@ -435,6 +435,12 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(
         None, ge=0, description="how many likely tokens to show beside the chosen one"
     )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=_MOST_TOKENS,
+        description="vLLM's: keep the prompt's last tokens; -1: as many as fit; 0: all",
+    )
     echo: bool | None = None
     images: Many[str] | None = Field(
         None, max_length=64, description="data URLs, for the prompt's placeholders"
