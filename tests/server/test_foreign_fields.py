@@ -188,6 +188,26 @@ def test_a_prompt_may_be_cut_to_its_last_tokens(s: Served) -> None:
     assert (chat.status_code, chat.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_biases_of_llama_cpp(s: Served, path: str) -> None:
+    ways: list[dict[str, Any]] = [
+        {"logit_bias": [[5, 1.5], [7, False]]}, {"logit_bias": {"5": 1.5, "7": False}},
+        {"logit_bias": [[5, 1.5]], "suppress_tokens": [7]}, {"logit_bias": {"5": 1.5}, "bad_token_ids": [7]},
+    ]  # fmt: skip
+    for way in ways:
+        assert s.client.post(path, json=body_for(path, way)).status_code == 200
+        assert (s.engine.last_params.logit_bias, s.engine.last_params.bad_token_ids) == ({5: 1.5}, (7,))
+    both = {"logit_bias": [[7, False]], "suppress_tokens": [8]}
+    assert s.client.post(path, json=body_for(path, both)).status_code == 200
+    assert set(s.engine.last_params.bad_token_ids) == {7, 8}
+    wrong: list[Any] = [[["a", 1]], [["5", 1]], [[5]], [5], [[True, 1]], [[5, True]], {"x": False}, [[-1, False]],
+                        [[10**6, 1]], [[None, 1]]]  # fmt: skip
+    for value in wrong:
+        answer = s.client.post(path, json=body_for(path, {"logit_bias": value}))
+        assert answer.status_code == 400, value
+        assert answer.json()["error"]["param"].startswith("logit_bias"), value
+
+
 def test_tokens_may_be_forbidden_or_all_others(s: Served) -> None:
     free = s.post(TEXT, prompt="x", max_tokens=8).json()["choices"][0]["text"]
     never = s.engine.tokenizer.encode(free, add_bos=False)[:1]

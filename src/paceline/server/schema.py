@@ -284,8 +284,42 @@ class Named(Part):
     model: str | None = Field(None, max_length=256, description="left out: the one that is served")
 
 
+_NEVER = ("bad_token_ids", "suppress_tokens", "banned_tokens")
+
+
+def _biases(given: dict[str, Any] | list[Any]) -> tuple[dict[str, Any], list[int]] | None:
+    """(biases by token, tokens that are never written) of llama.cpp's forms; None for what is none of them."""
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    biases: dict[str, Any] = {}
+    never: list[int] = []
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], int | str):
+            return None
+        token, bias = pair
+        known = isinstance(given, dict) or isinstance(token, int)  # else the text of tokens
+        name = str(token) if known and not isinstance(token, bool) else f"text {token}"
+        if bias is False and known and name.isascii() and name.isdecimal() and len(name) < 10:
+            never.append(int(name))
+        else:
+            biases[name] = 0.0 if bias is False else bias
+    return biases, never
+
+
 class Sampling(Named):
     """What both endpoints take."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _llama_biases(cls, data: Any) -> Any:
+        """llama.cpp's forms of logit_bias: pairs of token and bias, and false for a token that is never written."""
+        given = data.get("logit_bias") if isinstance(data, dict) else None
+        if not isinstance(given, dict | list) or not given:
+            return data
+        name = next((name for name in _NEVER if data.get(name) is not None), _NEVER[0])
+        made, others = _biases(given), data.get(name) or []
+        if made is None or not isinstance(others, list) or (isinstance(given, dict) and not made[1]):
+            return data
+        return {**data, "logit_bias": made[0], **({name: [*others, *made[1]]} if made[1] else {})}
 
     max_tokens: int | None = of_table("max_tokens", _AS_MANY_AS_FIT, low=-1)
     n_predict: int | None = of_table("max_tokens", "the same as max_tokens", low=-1)
