@@ -25,7 +25,7 @@ _CHANGES_TEXT: dict[str, Any] = {
     "num_beams": 1, "length_penalty": 1, "diversity_penalty": 0, "best_of_beams": 1,
     "bad_words": [], "bad_words_ids": [], "banned_strings": [], "custom_token_bans": "", "logits_processors": [],
     "include_stop_str_in_output": False, "truncate_prompt_tokens": 0, "truncation_strategy": "auto",
-    "n_keep": 0, "n_indent": 0, "t_max_predict_ms": 0, "lora": [], "lora_request": None, "structural_tag": None,
+    "n_indent": 0, "t_max_predict_ms": 0, "lora": [], "lora_request": None, "structural_tag": None,
     "token_healing": False, "ban_eos_token": False, "add_bos_token": True, "add_special_tokens": True,
     "spaces_between_special_tokens": True, "detokenize": True,
 }  # fmt: skip
