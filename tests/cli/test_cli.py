@@ -20,9 +20,11 @@ import pytest
 
 from paceline import LLM, cli
 from paceline.cli import COMMANDS, main
+from paceline.cli.compared import Written, compared
 from paceline.cli.run import names_a_model
 from paceline.cli.terminal import Screen, colours
 from paceline.cli.writing import Piece
+from paceline.core import Stats
 from paceline.errors import LoadError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,28 @@ def test_run_streams_the_same_text_with_and_without_drafter(
     assert len(set(texts)) == 1
     assert texts[0].startswith("def parse(")
     assert len(texts[0]) > len("def parse(\n")
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_compare_writes_a_text_twice_and_says_what_drafts_brought(
+    temperature: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert call(monkeypatch, "run", "def parse(", "--compare", "-n", "24", "-t", temperature) == 0
+    out = capsys.readouterr()
+    assert out.out.count("def parse(") == 1  # shown once
+    assert "Without drafts these 24 tokens took" in out.err
+    assert "very token is the same" in out.err
+    assert call(monkeypatch, "run", "def parse(", "--compare", "--json") == 2
+    assert "--compare is for one prompt" in capsys.readouterr().err
+
+
+def test_what_compare_says() -> None:
+    def written(seconds: float, *tokens: int) -> Written:
+        return Written(list(tokens), Stats(seconds=seconds + 1, first_token_seconds=1, emitted=len(tokens)))
+
+    assert "3.0 times as fast" in compared(written(3, 1, 2), written(1, 1, 2))
+    assert "drafts do not pay" in compared(written(1, 1, 2), written(1, 1, 2))
+    assert "another one" in compared(written(3, 1, 2), written(1, 1, 3))
 
 
 def test_run_reads_files_and_shows_drafts(

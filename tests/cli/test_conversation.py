@@ -102,7 +102,7 @@ def test_a_cut_answer_is_gone_on_from_too(smollm2: LLM) -> None:
     assert lines(stopped, "note") == "stopped"
     assert conversation.turns.messages[1]["content"] == said(stopped) != ""
     cut = take(conversation, "Go on.")
-    assert lines(cut, "note") == "stopped at max_tokens=20 (-n gives more)"
+    assert lines(cut, "note") == "stopped at max_tokens=20 (/set max_tokens gives more)"
     used = conversation.turns.used
     take(conversation, "And on.")
     assert conversation.stats is not None
@@ -197,6 +197,10 @@ def test_several_lines_stand_in_quotes(demo: LLM) -> None:
     conversation = talk(demo)
     take(conversation, '"""/help\nx = 1"""')
     assert conversation.turns.messages[0]["content"] == "/help\nx = 1"
+    take(conversation, '"""\n  a\n\nb\n"""')
+    assert (
+        conversation.turns.messages[2]["content"] == "  a\n\nb"
+    )  # what sets the quotes apart is no line of it
     take(conversation, "/usr/bin/env python")  # a path is no command
     assert conversation.turns.messages[2]["content"] == "/usr/bin/env python"
 
@@ -291,11 +295,27 @@ def test_a_conversation_is_saved_and_gone_on_with(demo: LLM, tmp_path: Path) -> 
     assert "2 messages" in lines(take(conversation, f"/save {file}"), "note")
     take(conversation, f"/save {file}")  # one of ours is replaced
     other = talk(demo)
-    take(other, f"/load {file}")
+    shown = lines(take(other, f"/load {file}"), "note")
+    assert shown.startswith(">>> x = 1")
+    assert conversation.turns.messages[1]["content"] in shown
     assert other.turns.messages == conversation.turns.messages
     assert (other.turns.system, other.said) == ("Be brief.", conversation.said)
     assert said(take(other, "y = 2")) == said(take(conversation, "y = 2"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["talk.json"]
+
+
+def test_save_asks_before_it_replaces_another_conversation(demo: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    first, second = talk(demo), talk(demo)
+    take(first, "x = 1")
+    take(first, f"/save {file}")
+    before = file.read_bytes()
+    assert "once more replaces it" in lines(take(second, f"/save {file}"), "note")
+    assert file.read_bytes() == before
+    assert "0 messages are in" in lines(take(second, f"/save {file}"), "note")
+    assert file.read_bytes() != before
+    take(second, "/new")
+    assert "once more replaces it" in lines(take(second, f"/save {file}"), "note")
 
 
 BAD_FILES = {

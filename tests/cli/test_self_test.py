@@ -85,3 +85,11 @@ def test_python_m_paceline_is_the_command_line() -> None:
         [sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == f"paceline, version {__version__}"
+
+
+def test_the_check_says_how_far_it_is_in_a_pipe_too(capsys: Capture) -> None:
+    show = self_test._progress()
+    for share in (0.0, 0.1, 0.25, 0.24, 1.0):
+        show("token identity", share)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["0%", "25%", "100%"]

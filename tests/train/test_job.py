@@ -18,6 +18,7 @@ from paceline.train import GemmaAssistant
 from paceline.train import job as job_module
 from paceline.train.card import curves
 from paceline.train.compare import Comparison, Score
+from paceline.train.dryrun import too_often
 from paceline.train.loop import Run
 from paceline.train.selfwritten import OwnTexts
 from paceline.train.windows import Text
@@ -204,6 +205,12 @@ def test_a_dry_run_of_own_texts_estimates_every_phase(llama: Path, tmp_path: Pat
     for word in ("writing", "s per update", "s per evaluation", "comparing", "in all", "eagle3"):
         assert word in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_warns_where_texts_would_be_learned_by_heart() -> None:
+    assert too_often(20, 400) == []
+    (line,) = too_often(364, 22)  # 1000 updates of 8 windows
+    assert "each of the 22 windows would be seen 364 times" in line
 
 
 @pytest.mark.parametrize(

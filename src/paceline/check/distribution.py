@@ -170,7 +170,7 @@ def finding(rule: Rule, results: dict[str, Sampled]) -> Finding:
         return Finding(f"distribution of {rule}", "not shown", words, counts)
     fit = max((r.fit for r in results.values()), key=lambda f: f.detectable)
     words = (
-        f"committed tokens follow the target's exact distribution; one {fit.detectable:.3f} away in total variation "
-        f"would be refuted with chance {fit.power:.0%} at level {fit.alpha:g}"
+        f"committed tokens follow the target's exact distribution; if {fit.detectable:.1%} of them came out otherwise, "
+        f"this test would see it {fit.power:.0%} of the time (false alarms: {fit.alpha:.2%})"
     )
     return Finding(f"distribution of {rule}", "holds", words, counts)

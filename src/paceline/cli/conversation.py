@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.attached import Attachment, attach, content, files_in, typed_path
-from paceline.cli.turns import Turns, checked
+from paceline.cli.turns import Message, Turns, checked
 from paceline.cli.writing import LOSSY, Painter, Piece, clean, stats_lines, why
 from paceline.core import SamplingParams
 from paceline.errors import PacelineError, UsageError
@@ -51,6 +51,11 @@ def unfinished(text: str) -> bool:
     return begun.startswith(QUOTES) and QUOTES not in begun[len(QUOTES) :]
 
 
+def quoted(text: str) -> str:
+    """What stands between the quotes, without the line breaks that only set them apart."""
+    return text.strip().removeprefix(QUOTES).removesuffix(QUOTES).removeprefix("\n").removesuffix("\n")
+
+
 class Conversation:
     """What is entered goes to `take`. `chat`: turns by the model's template; else each text is continued on its own."""
 
@@ -65,6 +70,8 @@ class Conversation:
         self.turns = Turns(llm, refuse=refuse)
         self.attached: list[Attachment] = []  # to the next message
         self._stop = False
+        self._file: Path | None = None  # what this conversation was saved to or loaded from
+        self._asked: Path | None = None  # what /save has asked about
         self._commands: dict[str, Callable[[str], Iterator[Piece]]] = {
             "help": self._help, "new": self._new, "system": self._system, "set": self._set, "show": self._show,
             "stats": self._stats, "drafts": self._drafts, "save": self._save, "load": self._load, "exit": self._exit,
@@ -86,7 +93,7 @@ class Conversation:
         text = clean(line)
         found = _COMMAND.fullmatch(text.strip())
         if text.lstrip().startswith(QUOTES):
-            text, found = text.strip().removeprefix(QUOTES).removesuffix(QUOTES), None
+            text, found = quoted(text), None
         try:
             if found is not None:
                 yield from self._command(found[1], (found[2] or "").strip())
@@ -160,7 +167,14 @@ class Conversation:
                 self.turns.add(question, painter.said, asked.prompt, tokens)
                 self.attached = []
         yield from self._end(
-            last, why(None if last is None else last.finish_reason, params.max_tokens, room, context)
+            last,
+            why(
+                None if last is None else last.finish_reason,
+                params.max_tokens,
+                room,
+                context,
+                "/set max_tokens",
+            ),
         )
 
     def _end(self, last: Delta | None, cut: str | None) -> Iterator[Piece]:
@@ -200,7 +214,7 @@ class Conversation:
 
     def _new(self, rest: str) -> Iterator[Piece]:
         self.turns.clear()
-        self.attached = []
+        self.attached, self._file = [], None
         yield Piece("a new conversation", "note")
 
     def _system(self, rest: str) -> Iterator[Piece]:
@@ -237,7 +251,7 @@ class Conversation:
         lines += [
             f"{name} = {value} (the model's own)" for name, value in own.items() if name not in self.said
         ]
-        return "\n".join(lines) or "greedy: neither you nor the model's makers have set anything"
+        return "\n".join(lines) or "greedy: the most likely token each time; no setting is changed"
 
     def _show(self, rest: str) -> Iterator[Piece]:
         turns = self.turns
@@ -270,6 +284,10 @@ class Conversation:
         path = _path(rest, "/save")
         if path.exists() and _read(path) is None:
             raise UsageError(f"{path} exists and is no saved conversation: choose another name")
+        if path.exists() and path.resolve() not in (self._file, self._asked):
+            self._asked = path.resolve()
+            yield Piece(f"{path} holds another conversation: the same command once more replaces it", "note")
+            return
         saved = {
             "kind": _KIND, "target": self.llm.info["target"], "system": self.turns.system, "settings": self.said,
             "messages": self.turns.messages,
@@ -281,6 +299,7 @@ class Conversation:
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise UsageError(f"cannot write {path} ({error.strerror}): choose another place") from error
+        self._file, self._asked = path.resolve(), None
         yield Piece(f"{len(self.turns.messages)} messages are in {path}", "note")
 
     def _load(self, rest: str) -> Iterator[Piece]:
@@ -298,7 +317,8 @@ class Conversation:
         self.llm.params(**said)
         self.turns.check(system)
         self.turns.replace(system, messages)
-        self.said = said
+        self.said, self._file = said, path.resolve()
+        yield from (Piece(_shown(message), "note") for message in messages)
         yield Piece(f"{len(messages)} messages are read from {path}", "note")
 
     def _exit(self, rest: str) -> Iterator[Piece]:
@@ -319,6 +339,13 @@ def _value(text: str, name: str) -> Any:
         if name != "stop" or isinstance(value, list)
         else (text if isinstance(value, int | float) else value)
     )
+
+
+def _shown(message: Message) -> str:
+    """A message of a saved conversation for a reader; of pictures and sound their kind."""
+    said, mark = message["content"], ">>> " if message["role"] == "user" else ""
+    parts = [said] if isinstance(said, str) else [part.get("text", f"[{part['type']}]") for part in said]
+    return mark + " ".join(parts)
 
 
 def _path(text: str, command: str) -> Path:

@@ -98,7 +98,7 @@ def _memory() -> dict[str, str]:
     from paceline.memory import why_not
 
     free = free_memory(torch.device("cpu")) / 2**30
-    return {"memory": f"{free:.1f} GiB free; {why_not() or 'huge pages are granted'}"}
+    return {"memory": f"{free:.1f} GiB free; {why_not() or 'the system gives huge pages'}"}
 
 
 def _caches() -> dict[str, str]:

@@ -112,7 +112,7 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     kind, source, _ = drafter
     device = pick_device("auto")
     runner, arithmetic = pick_runner(config, device)
-    pages = why_not() or "huge pages are granted" if device.type == "cpu" else None
+    pages = why_not() or "the system gives huge pages" if device.type == "cpu" else None
     weighed = outlook.weighed(folder)
     found = [inspect(weighed, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:

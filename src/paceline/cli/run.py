@@ -46,6 +46,7 @@ class Show:
     stats: bool
     drafts: bool
     as_json: bool
+    compare: bool = False
 
 
 @click.command(
@@ -91,6 +92,11 @@ class Show:
     help="Colour each token: green was drafted and kept, plain is the target's own.",
 )
 @click.option(
+    "--compare",
+    is_flag=True,
+    help="Write the text without drafts first, then with them, and say how many times as fast that was.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, statistics."
 )
 @apply(engine_options("run"))
@@ -106,6 +112,7 @@ def command(
     when_full: str,
     stats: bool,
     show_drafts: bool,
+    compare: bool,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -129,6 +136,8 @@ def command(
     target = named if named is not None else default_target() or (_chat_model() if piped else "demo")
     if prompt is None and as_json:
         raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
+    if compare and (prompt is None or as_json):
+        raise UsageError("--compare is for one prompt, without --json: give PROMPT or -f FILE, or pipe it in")
     from paceline.llm import LLM
     from paceline.memory import freeze_objects
 
@@ -142,7 +151,7 @@ def command(
             _converse(_conversation(llm, said, how, Show(stats, show_drafts, False)), shown)
         else:
             content = _content(prompt, shown) if shown else prompt
-            _write(llm, (content, chat, system), said, Show(stats, show_drafts, as_json))
+            _write(llm, (content, chat, system), said, Show(stats, show_drafts, as_json, compare))
 
 
 def _chats(llm: LLM, asked: bool | None, system: str | None) -> bool:
@@ -300,6 +309,11 @@ def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], 
     if show.as_json:
         _print_json(llm, ids, params, turn)
         return
+    if show.compare:
+        from paceline.cli.compared import Written, compared, plainly, seeded
+
+        params = seeded(params)
+        plain = plainly(llm, ids, params)
     painter = Painter(llm, params, turn, drafts=show.drafts)
     last = _stream(
         llm.stream(ids, params),
@@ -315,6 +329,8 @@ def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], 
         click.echo(LOSSY, err=True)
     if show.stats and last.stats is not None:
         click.echo("\n".join(["", *stats_lines(last.stats)]), err=True)
+    if show.compare and last.stats is not None:
+        click.echo(f"\n{compared(plain, Written(painter.tokens, last.stats))}", err=True)
 
 
 def _stream(deltas: Iterator[Delta], painter: Painter, echo: Piece | None) -> Delta:
@@ -331,6 +347,7 @@ def _stream(deltas: Iterator[Delta], painter: Painter, echo: Piece | None) -> De
                 for piece in painter.push(last):
                     screen.show(piece)
     finally:
+        screen.flush()
         click.echo()
     assert last is not None, "a stream ends with a delta"
     return last

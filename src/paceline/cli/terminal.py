@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from paceline.cli.conversation import unfinished
+from paceline.cli.wrapping import Wrapping
 from paceline.cli.writing import Piece, clean, harmless
 
 if TYPE_CHECKING:
@@ -40,15 +43,17 @@ class Screen:
     def __init__(self, coloured: bool | None = None) -> None:
         self._coloured = colours() if coloured is None else coloured
         self._terminal = sys.stdout.isatty()
+        self._words = Wrapping(lambda: shutil.get_terminal_size().columns, self._painted)
         self._open = False  # the line on standard output is not ended
 
     def show(self, piece: Piece) -> None:
         if piece.kind in ("note", "error"):
             self.end_line()
-            click.echo(self._styled(piece, harmless(piece.text)), err=True, color=self._coloured)
+            click.echo(self._painted(harmless(piece.text), piece.kind), err=True, color=self._coloured)
             return
         text = harmless(piece.text) if self._terminal else piece.text  # a file gets what the model wrote
-        click.echo(self._styled(piece, text), nl=False, color=self._coloured)
+        shown = self._words.push(text, piece.kind) if self._terminal else self._painted(text, piece.kind)
+        click.echo(shown, nl=False, color=self._coloured)
         sys.stdout.flush()
         self._open = not text.endswith("\n") if text else self._open
 
@@ -57,13 +62,18 @@ class Screen:
             self.show(piece)
         self.end_line()
 
+    def flush(self) -> None:
+        """Show the word that waits for its end."""
+        click.echo(self._words.end(), nl=False, color=self._coloured)
+
     def end_line(self) -> None:
+        self.flush()
         if self._open:
             click.echo()
         self._open = False
 
-    def _styled(self, piece: Piece, text: str) -> str:
-        style = STYLES.get(piece.kind)
+    def _painted(self, text: str, kind: str) -> str:
+        style = STYLES.get(kind)
         return click.style(text, **style) if style is not None and self._coloured else text
 
 
@@ -195,8 +205,27 @@ def converse(conversation: Conversation, reader: Reader, screen: Screen) -> None
             screen.show(Piece("Ctrl-C again or Ctrl-D leaves", "note"))
             continue
         interrupts = 0
-        with interruptible(conversation):
+        with interruptible(conversation), unechoed():
             screen.show_all(conversation.take(line))
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """What is typed during an answer is not mixed into it: it waits, and stands in the next line to be edited."""
+    keyboard = 0
+    if not os.isatty(keyboard) or find_spec("termios") is None:
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(keyboard)
+    now = before.copy()
+    now[3] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, now)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 @contextmanager

@@ -40,10 +40,12 @@ class Painter:
             self._answer = llm.chats.answer(turn.asked, turn.prompt.inside, turn.params, "run").events
         self._plain = TextStream(llm.tokenizer, params)
         self._stopped = False
+        self.tokens: list[int] = []
         self.said = ""  # the answer without thoughts
         self.thoughts = ""
 
     def push(self, delta: Delta) -> Iterator[Piece]:
+        self.tokens += delta.token_ids
         if self._drafts:
             for token, origin in zip(delta.token_ids, delta.origins, strict=True):
                 yield from self._pieces(self._one(token), "draft" if origin == "draft" else "said")
@@ -90,20 +92,24 @@ def chats(llm: LLM, asked: bool | None) -> bool:
     return bool(llm.info["chat"]) if asked is None else asked
 
 
-def why(reason: str | None, asked: int, room: int, context: int) -> str | None:
-    """Why a text ended, if it was cut: one that breaks off looks like a fault unless the reason is said."""
+def why(reason: str | None, asked: int, room: int, context: int, more: str = "-n") -> str | None:
+    """Why a text ended, if it was cut: one that breaks off looks like a fault unless the reason is said.
+
+    `more`: what gives more tokens where it is shown.
+    """
     if reason != "length":
         return None
     if asked >= room:
         return f"stopped: the context of {context} tokens is full (--max-model-len)"
-    return f"stopped at max_tokens={asked} (-n gives more)"
+    return f"stopped at max_tokens={asked} ({more} gives more)"
 
 
 def stats_lines(stats: Stats) -> list[str]:
     """Lines on how fast a text was and what speculation did for it."""
     seconds = max(stats.seconds, 1e-9)
     lines = [
-        f"{stats.emitted} tokens in {stats.seconds:.2f} s: {stats.emitted / seconds:.1f} tokens/s, "
+        f"{stats.emitted} tokens in {stats.seconds:.2f} s: {stats.emitted / seconds:.1f} tokens/s "
+        f"{'with drafts' if stats.drafted else 'without drafts'}, "
         f"first after {stats.first_token_seconds * 1000:.0f} ms",
         f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps; "
         f"kept {stats.accepted} of {stats.drafted} drafted)",

@@ -24,6 +24,7 @@ from paceline.train.written import GROUP
 
 MEASURED = 2  # updates after one to warm up
 OWN = (QUESTION + ANSWER) * 2 // 3  # tokens of a text by the target itself, about
+MOST_EPOCHS = 20  # beyond it a drafter learns the texts, not the target
 SHORT = 12  # tokens that are written to measure
 
 
@@ -52,6 +53,17 @@ def dry_run(job: Job, say: Callable[[str], None]) -> list[str]:
         f"{_span(comparing)}",
         f"              about {_span(writing + training + judging + last + comparing)} in all",
         f"disk          {_mib(16 * parameters)} for the checkpoint in {job.out / 'run'}",
+        *too_often(seen / len(train), len(train)),
+    ]
+
+
+def too_often(epochs: float, windows: int) -> list[str]:
+    """A line of warning where each window would be seen so often that the drafter learns it by heart."""
+    if epochs <= MOST_EPOCHS:
+        return []
+    return [
+        f"warning       each of the {windows} windows would be seen {epochs:.0f} times: the drafter learns them by "
+        "heart. Give more texts (--self-prompts, --data), or fewer --steps"
     ]
 
 
