@@ -198,11 +198,9 @@ def test_several_lines_stand_in_quotes(demo: LLM) -> None:
     take(conversation, '"""/help\nx = 1"""')
     assert conversation.turns.messages[0]["content"] == "/help\nx = 1"
     take(conversation, '"""\n  a\n\nb\n"""')
-    assert (
-        conversation.turns.messages[2]["content"] == "  a\n\nb"
-    )  # what sets the quotes apart is no line of it
+    assert conversation.turns.messages[2]["content"] == "  a\n\nb"  # as it stands between the quotes
     take(conversation, "/usr/bin/env python")  # a path is no command
-    assert conversation.turns.messages[2]["content"] == "/usr/bin/env python"
+    assert conversation.turns.messages[4]["content"] == "/usr/bin/env python"
 
 
 def test_every_command_is_explained_and_a_slip_is_met_with_a_hint(demo: LLM) -> None:

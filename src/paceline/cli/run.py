@@ -134,10 +134,8 @@ def command(
     named, prompt = _target_and_prompt(words, target)
     prompt, piped = _read(prompt, file, piped="-" not in (*images, *sounds))
     target = named if named is not None else default_target() or (_chat_model() if piped else "demo")
-    if prompt is None and as_json:
-        raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
-    if compare and (prompt is None or as_json):
-        raise UsageError("--compare is for one prompt, without --json: give PROMPT or -f FILE, or pipe it in")
+    show = Show(stats, show_drafts, as_json, compare)
+    _need_prompt(prompt, show)
     from paceline.llm import LLM
     from paceline.memory import freeze_objects
 
@@ -148,10 +146,18 @@ def command(
         if prompt is None:
             freeze_objects()
             how = chat, system, when_full == "refuse"
-            _converse(_conversation(llm, said, how, Show(stats, show_drafts, False)), shown)
+            _converse(_conversation(llm, said, how, show), shown)
         else:
             content = _content(prompt, shown) if shown else prompt
-            _write(llm, (content, chat, system), said, Show(stats, show_drafts, as_json, compare))
+            _write(llm, (content, chat, system), said, show)
+
+
+def _need_prompt(prompt: str | None, show: Show) -> None:
+    """Raises UsageError for what is for one prompt only."""
+    if prompt is None and show.as_json:
+        raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
+    if show.compare and (prompt is None or show.as_json):
+        raise UsageError("--compare is for one prompt, without --json: give PROMPT or -f FILE, or pipe it in")
 
 
 def _chats(llm: LLM, asked: bool | None, system: str | None) -> bool:
