@@ -261,6 +261,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "glm flash layers": ("glm4-flash", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
                          "is not dense for the first of 4 layers"),
     "muse text": ("muse-glimmer", {"text_config": None}, "config.json has no text_config"),
+    "cohere 2": ("llama", {"model_type": "cohere2"}, "is Cohere 2, whose norms subtract the mean of a row, which"),
+    "nemotron h": ("llama", {"model_type": "nemotron_h"}, "is a Nemotron-H, whose layers of Mamba 2"),
     "granite mamba": ("granite4", {"layer_types": ["mamba", "attention"] * 2}, "layers of Mamba are not run"),
     "granite experts": ("granite4", {"num_local_experts": 8}, "num_local_experts=8 is not supported: experts"),
     "deepseek 2": ("deepseek", {"model_type": "deepseek_v2"}, "'deepseek_v2' is unknown as a target"),

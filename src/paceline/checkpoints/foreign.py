@@ -14,7 +14,9 @@ OLDER = {
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
 NEWER = {
-    "qwen4_exp": "Qwen3.8-Flash-Next", "deepseek_v4": "DeepSeek V4, with the DSpark modules in its own weights",
+    "qwen4_exp": "Qwen3.8-Flash-Next", "cohere2": "Cohere 2, whose norms subtract the mean of a row",
+    "nemotron_h": "a Nemotron-H, whose layers of Mamba 2 have states of their own",
+    "deepseek_v4": "DeepSeek V4, with the DSpark modules in its own weights",
 }  # fmt: skip
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 Kind = Literal["mtp", "eagle3", "peagle", "dflash", "dflash2", "dspark", "heads"]  # made for one target
