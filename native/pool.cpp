@@ -1,7 +1,11 @@
 #include "pool.h"
 
 #include <chrono>
+#include <new>
 
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -41,8 +45,32 @@ int take(std::atomic<uint64_t>& share, uint32_t epoch) {
 }  // namespace
 
 Pool& Pool::instance() {
-  static Pool* pool = new Pool;  // never destroyed: its threads may be parked when the process exits
+  static Pool* pool = [] {
+    Pool* made = new Pool;  // never destroyed: its threads may be parked when the process exits
+#if !defined(_WIN32)
+    pthread_atfork([] { instance().hold(); }, [] { instance().release(); }, [] { instance().begin_again(); });
+#endif
+    return made;
+  }();
   return *pool;
+}
+
+void Pool::hold() {
+  run_mutex_.lock();
+  park_mutex_.lock();
+}
+
+void Pool::release() {
+  park_mutex_.unlock();
+  run_mutex_.unlock();
+}
+
+void Pool::begin_again() {
+  new std::vector<std::thread>(std::move(workers_));  // threads of the parent: nobody can join them here
+  workers_.clear();
+  parked_ = 0;
+  new (&wake_) std::condition_variable;  // the old one counts those who wait in the parent
+  release();
 }
 
 Pool::~Pool() { stop(); }

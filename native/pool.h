@@ -39,6 +39,10 @@ class Pool {
   Pool() { allot(1); }
   static std::atomic<uint64_t>& at(const Lines& lines, int step) { return lines[step / 8].word[step % 8]; }
   void allot(int threads);
+  // A fork waits until no thread computes. Its child has the calling thread alone, which takes all chunks until `resize`.
+  void hold();
+  void release();
+  void begin_again();
   void work(int thread);
   void walk(uint32_t epoch, int thread);
   void stop();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -58,6 +59,43 @@ def test_a_fork_after_threads_were_started(compute: Callable[[], torch.Tensor]) 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     os.close(reads)
     assert torch.equal(compute(), told), "and the parent goes on"
+
+
+def test_a_fork_while_another_thread_computes(compute: Callable[[], torch.Tensor]) -> None:
+    """The child inherits no lock that nobody gives back. It may start threads of its own."""
+    told, over = compute(), threading.Event()
+    torch.manual_seed(1)
+    wide, x, at = torch.randn(2048, 2048), torch.randn(32, 2048), torch.arange(32, dtype=torch.int32)
+    weight, runner = Weight(wide, "float32"), native.NativeRunner(3)
+    rows = ForwardBatch(at.long(), at, torch.zeros_like(at), [0, 32])
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("x", 2048), weight),)
+
+    def busy() -> None:
+        while not over.is_set():
+            runner.run(graph, rows, None, {"x": x})
+
+    def body() -> bool:
+        once = torch.equal(compute(), told)
+        native.set_threads(2)
+        return once and torch.equal(compute(), told)
+
+    other = threading.Thread(target=busy)
+    other.start()
+    codes = []
+    try:
+        for _ in range(10):
+            child, reads = forked(body, 10.0)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            os.close(reads)
+            if codes[-1]:
+                break
+    finally:
+        over.set()
+        other.join()
+    assert codes == [0] * 10
+    assert torch.equal(compute(), told)
 
 
 def test_stopped_in_the_middle(compute: Callable[[], torch.Tensor]) -> None:
