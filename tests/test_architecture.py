@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "child": set(),
     "lazy": set(),
     "turns": set(),
+    "machine": set(),
     "sampling": {"ops"},
     "kv": {"memory"},
     "ops": {"kv", "memory"},
@@ -117,7 +118,19 @@ MAY_IMPORT = {
     "__init__": {"async_llm", "llm"},
     "__main__": {"cli"},
 }
-BASE = {"errors", "options", "core", "config", "files", "tree", "soft_tokens", "child", "lazy", "turns"}
+BASE = {
+    "errors",
+    "options",
+    "core",
+    "config",
+    "files",
+    "tree",
+    "soft_tokens",
+    "child",
+    "lazy",
+    "turns",
+    "machine",
+}
 # What a reader can hold at once. They are guards against files of two ideas, no aims: nothing is split to meet them.
 LINES, FUNCTION_LINES, CLASS_LINES, PARAMETERS = 700, 50, 400, 7
 MOST_FILES = 30  # in a room below models, so that a newcomer sees what belongs there

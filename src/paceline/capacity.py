@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from paceline import machine
 from paceline.config import EngineConfig
 from paceline.errors import CapacityError, sized
 from paceline.kv.cache import KVCache
@@ -29,12 +29,7 @@ PER_WEIGHT = {"int8": 1.01, "int4": 0.63}  # bytes, scales included
 def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        line = next(line for line in meminfo.splitlines() if line.startswith("MemAvailable"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return machine.free_memory()
 
 
 def make_cache(target: Cached, config: EngineConfig, share: float, beside: int = 0) -> KVCache:

@@ -126,7 +126,7 @@ class EngineConfig(StepOptions):
     )  # fmt: skip
     cache_memory: int | None = option(
         None, Size(), "Memory for the K/V cache, e.g. 2G.", MEMORY, aliases=("kv_cache_memory_bytes",),
-        doors=EVERYWHERE, look=Look(default="a share of what is free"),
+        doors=EVERYWHERE, look=Look(default="a share of what is free, also below the limit of a container"),
     )  # fmt: skip
     kv_cache: Literal["auto", "int8"] = option(
         "auto", Choice(("auto", "int8")),
@@ -153,7 +153,7 @@ class EngineConfig(StepOptions):
     )  # fmt: skip
     threads: int | None = option(
         None, Whole(1, 256), "CPU threads.", MACHINE, aliases=("n_threads",), doors=EVERYWHERE,
-        look=Look(default="one per core"),
+        look=Look(default="one per core that affinity and a quota allow"),
     )  # fmt: skip
     tensor_parallel: int = option(
         1, Whole(1, 64), "Processes of this machine that compute the target together, each with a share of its weights "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
+from paceline import machine
 from paceline.config import EngineConfig
 from paceline.errors import UsageError
 
@@ -29,5 +29,4 @@ def sized(engine: EngineConfig, fleet: FleetConfig) -> EngineConfig:
         return engine
     if fleet.ray_address is not None:
         raise UsageError("on a cluster say how many cores of its machine each replica takes: give threads")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return replace(engine, threads=max(1, cores // fleet.replicas))
+    return replace(engine, threads=max(1, machine.processors() // fleet.replicas))

@@ -10,7 +10,6 @@ models stored in it are computed everywhere, with sums in float32: twice as many
 from __future__ import annotations
 
 import importlib
-import os
 import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from paceline import machine
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
@@ -76,8 +76,8 @@ def most_rows() -> int:
 
 
 def default_threads() -> int:
-    """One per processor that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """One per processor that this process may use, by affinity and by its container's quota."""
+    return machine.processors()
 
 
 def set_threads(threads: int) -> None:
