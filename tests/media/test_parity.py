@@ -247,7 +247,7 @@ def channels_first(name: str, x: torch.Tensor) -> torch.Tensor:
 
 def spoilt(patch: pytest.MonkeyPatch, reader: Any, change: Any) -> None:
     """Change what the tower gives."""
-    tower, first = reader._vision(), type(reader._vision()).slices
+    tower, first = reader.vision(), type(reader.vision()).slices
 
     def changed(self: Any, pixels: torch.Tensor) -> Slices:
         return change((yield from first(self, pixels)))

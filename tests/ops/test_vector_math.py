@@ -67,9 +67,9 @@ def recipe() -> ModuleType:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("machine", ["", "intel"])
 def test_first_calls(recipe: ModuleType, machine: str) -> None:
-    """In hundreds of processes, of all functions of the vector math, and of others with something to set up."""
+    """In a hundred processes, of all functions of the vector math, and of others with something to set up."""
     names = [*recipe.VML] if machine else [*recipe.functions()]
-    asked = Asked(HOME, machine, 10 if machine else 3, names)
+    asked = Asked(HOME, machine, 4 if machine else 1, names)
     if machine and not asked.known:
         pytest.skip("needs torch with MKL, and AVX2")
     assert asked.differing == dict.fromkeys(names, 0)

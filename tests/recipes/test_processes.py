@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,16 +32,13 @@ def test_models_are_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert Path(order.target, "model.safetensors").stat().st_mtime_ns == made
 
 
-def test_first_calls_are_told() -> None:
-    command = [
-        sys.executable,
-        str(RECIPES / "processes" / "first_calls.py"),
-        "--forks",
-        "2",
-        "--only",
-        "cos",
-        "sum",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "0 of 2 first calls differ" in done.stdout
+@pytest.mark.parametrize(("count", "code"), [(0, 0), (1, 1)])
+def test_first_calls_are_told(
+    count: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = loaded("processes/first_calls.py", monkeypatch)
+    monkeypatch.setattr(recipe, "differing", lambda function, forks: count)
+    monkeypatch.setattr(recipe.torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(sys, "argv", ["first_calls.py", "--forks", "4", "--only", "cos", "sum"])
+    assert recipe.main() == code
+    assert f"{2 * count} of 4 first calls differ from the second" in capsys.readouterr().out

@@ -93,19 +93,21 @@ def compare(
 def _add(seen: Starts, asked: Circumstance, said: dict[str, str]) -> None:
     seen.processes, seen.killed = seen.processes + 1, seen.killed + asked.killed
     seen.circumstances[asked.name] += 1
-    seen.arithmetic = seen.arithmetic or said.pop("arithmetic", "")
-    said.pop("arithmetic", None)
+    arithmetic = said.pop("arithmetic", "")
+    seen.arithmetic = seen.arithmetic or arithmetic
+    plain = (
+        arithmetic.startswith("plain torch") and asked.threads
+    )  # keeps its bits for one number of threads alone
     for what, bits in said.items():
-        if bits != seen.first.setdefault(what, bits):
-            seen.different.setdefault(what, []).append(asked.name)
+        name = f"{what} by {asked.threads} threads" if plain and not what.endswith("threads") else what
+        if bits != seen.first.setdefault(name, bits):
+            seen.different.setdefault(name, []).append(asked.name)
 
 
 def start(order: Order, asked: Circumstance, folder: Path, lots: random.Random) -> dict[str, str]:
     """What a process in that circumstance computed, and its arithmetic."""
     options = dict(order.options) | {"profile_dir": str(folder) if asked.kept else "none"}
-    if asked.threads and options.get(
-        "native", True
-    ):  # plain torch promises nothing for other numbers of threads
+    if asked.threads:
         options["threads"] = asked.threads
     order = replace(order, options=options, first=asked.first)
     fill = lots.randrange(1, 256)

@@ -65,7 +65,8 @@ class Seconds(click.FloatRange):
     "--processes",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Also start N processes that load the models anew, and compare their bits: needs memory for two at once.",
+    help="Also start N processes, one after the other, that load the models anew, and compare their bits; 11 go through "
+    "all circumstances. Needs memory for two loaded targets.",
 )
 @click.option(
     "--verify",
@@ -89,7 +90,8 @@ def command(
     2. Token identity (match): every text with a drafter against the one without, token by token.
     3. Drafts: does every drafter draft as from a clean start?
     4. Distribution (reject, block): chi-squared of sampled texts against the target's exact distribution.
-    5. Processes (--processes): the same bits with other threads, under load, after pictures, preemption and a kill?
+    5. Processes (--processes 11): do fresh processes compute the same bits of logits, soft tokens, drafts and texts:
+       with other threads, under load, after pictures, preemption and a killed one, and after a stop?
 
     Prints a certificate, in short or with -v, also of a check that broke or was interrupted (Ctrl-C). The exit code is 0
     only if everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.
@@ -98,6 +100,8 @@ def command(
     _writable(json_path)
     names = drafters or (("auto", "model+ngram") if target == "demo" else ("auto",))
     lossy = _lossy(verify, {"typical_epsilon": typical_epsilon, "typical_delta": typical_delta})
+    if lossy is not None and processes is not None:
+        raise UsageError("--processes compares what match writes: leave it out, or --verify typical")
     plan = replace(_plan(quick, tokens, seconds), lossy=lossy, processes=processes or 0)
     certificate = _check(target, names, plan, values)
     click.echo(certificate.to_text(verbose=verbose))
