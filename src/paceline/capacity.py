@@ -104,7 +104,7 @@ def check_gpu(config: EngineConfig, target: Path, drafter: Path | None, free: in
         hint = "use --quantize-drafter int4, or --drafter ngram"
     if config.cache_memory and need - config.cache_memory + LEAST <= free:
         hint = "lower --cache-memory"
-    said = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items() if size)
+    said = ", ".join(f"{name} {sized(size)}" for name, size in parts.items() if size)
     raise CapacityError(
         f"the GPU has {sized(max(free, 0))} free and {sized(need)} are needed ({said}): {hint}"
     )
