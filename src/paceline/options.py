@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, cast
 
 from paceline.errors import UsageError, shown
-from paceline.tree import Shape
+from paceline.tree import MOST_DEEP, MOST_WIDE, Shape
 
 INFINITE = float("inf")
 MOST_NUMBER = 2**62  # the kernels count in 64 bits
@@ -190,7 +190,7 @@ class Tree(Kind):
     """DEPTHxWIDTH of drafts that branch."""
 
     def wanted(self) -> str:
-        return "give DEPTHxWIDTH, for instance 4x2"
+        return f"give DEPTHxWIDTH from 1x2 to {MOST_DEEP}x{MOST_WIDE}, for instance 4x2"
 
     def accepts(self, value: Any) -> bool:
         if not isinstance(value, str):

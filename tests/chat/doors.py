@@ -175,9 +175,8 @@ class Doors:
     def tokenized(self, talk: Talk) -> list[int]:
         if set(talk) - {"messages", "tools"}:
             raise NotSayable
-        out: list[int] = self.loop.run_until_complete(
-            tokenize(self.service, TokenizeRequest.model_validate(talk))
-        )["tokens"]
+        answer = self.loop.run_until_complete(tokenize(self.service, TokenizeRequest.model_validate(talk)))
+        out: list[int] = json.loads(answer)["tokens"]
         return out
 
     def answers(self, script: str, talk: Talk) -> dict[str, Told]:

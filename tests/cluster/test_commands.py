@@ -119,7 +119,7 @@ def test_the_application_and_its_files_for_ray_serve(monkeypatch: pytest.MonkeyP
     for wrong, message in (
         ({"engine": {}}, "give threads"),
         ({"engine": {"threads": 1}, "fleet": {"replica": 2}}, "did you mean replicas"),
-        ({"engine": {"threads": 1, "target": 5}}, "wrong type"),
+        ({"engine": {"threads": 1, "target": 5}}, "target=5 is not possible"),
         ({"engine": {"threads": 1}}, "give --api-key-file"),
         ({"engine": {"threads": 1}, "server": {"host": "127.0.0.1"}}, "leave it out"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from paceline import LLM
 from paceline.assembly import choose_drafter
 from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
-from paceline.control.cost_model import DraftCost, table_of
+from paceline.control.base import StepOutcome
+from paceline.control.cost_model import CostTable, DraftCost, table_of
 from paceline.core import SamplingParams, Sequence
 from paceline.drafters.base import DraftContext, Seen
 from paceline.drafters.contract import GreedyPicker
@@ -167,6 +169,18 @@ def test_with_forced_acceptance_a_step_writes_more_than_one_token() -> None:
     assert all(len(one.token_ids) / one.stats.steps > 1.5 for one in done)
 
 
+class Priced(AdaptivePolicy):
+    """Every step takes what the table says: what rows cost is the test's choice, not this machine's."""
+
+    def __init__(self, table: CostTable, row_cost: float) -> None:
+        super().__init__(table)
+        self._row_cost = row_cost
+
+    def observe(self, outcome: StepOutcome) -> None:
+        rows = len(outcome.rows) + outcome.drafted + outcome.prefill_rows
+        super().observe(replace(outcome, target_seconds=0.01 * (1 + self._row_cost * (rows - 1))))
+
+
 @pytest.mark.parametrize(("row_cost", "least", "most"), [(0.01, 0.5, 1.0), (0.6, 0.0, 0.1)])
 def test_auto_drafts_only_while_it_pays(row_cost: float, least: float, most: float) -> None:
     """`row_cost`: what a row more costs, of a step. A text that is hardly ever guessed is left alone where it is dear."""
@@ -174,7 +188,7 @@ def test_auto_drafts_only_while_it_pays(row_cost: float, least: float, most: flo
     table = table_of(
         rows, [0.01 * (1 + row_cost * (n - 1)) for n in rows], {"lookahead": DraftCost(1e-5, 0.0, 1e-6)}
     )
-    engine = make_engine(Setup(), LookaheadDrafter(), policy=AdaptivePolicy(table), draft_tokens="auto")
+    engine = make_engine(Setup(), LookaheadDrafter(), policy=Priced(table, row_cost), draft_tokens="auto")
     params = SamplingParams(max_tokens=300, temperature=1.5, seed=2)
     (done,) = run(engine, prompts(1), params)
     drafts = sum(done.stats.drafters.values()) / done.stats.steps

@@ -104,7 +104,7 @@ def test_a_table_and_whole_matrices(base, tmp_path):
         ({"r": 8}, "where this target needs [8, 48] and [64, 8]"),
         ({"r": 0}, "r=0, lora_alpha=8 are no numbers above 0"),
         ({"lora_alpha": float("nan")}, "lora_alpha=nan are no numbers above 0"),
-        ({"alpha_pattern": {"(": 1}}, "'(' is no pattern"),
+        ({"alpha_pattern": {"(": 1}}, "is no pattern that can be matched without backtracking"),
         ({"tensors": {"base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": None}}, "has only one of"),
         ({"tensors": {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": torch.ones(4, 48),
                       "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": torch.ones(64, 4)}},

@@ -130,4 +130,4 @@ def test_a_draft_length_out_of_range_is_told_as_the_command_line_does() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("'99' is neither a number from 0 to 16 nor auto")
+    assert done.stderr.strip().endswith("draft_tokens=99 is not possible: give 0..16 or 'auto'")

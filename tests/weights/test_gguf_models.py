@@ -192,7 +192,7 @@ def test_an_unknown_architecture_is_named_with_those_that_run(tmp_path: Path) ->
         ({"block_count": None}, "lacks llama.block_count"),
         ({"context_length": "long"}, "no whole number"),
         ({"attention__head_count": 0}, "head_count is 0"),
-        ({"expert_count": 8}, "Mixtral"),
+        ({"expert_count": 8}, "lacks llama.expert_used_count"),
     ],
 )
 def test_metadata_that_cannot_be_used_is_one_line(

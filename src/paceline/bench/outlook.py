@@ -25,9 +25,17 @@ class Outlook:
     def __init__(self, scratch: Path, say: Callable[[str], None]) -> None:
         self.say, self.planned = say, False
         self._scratch, self._folder = scratch, Path()
+        self._looked_at: dict[str, Path] = {}
 
     def find(self, name: str) -> Path:
-        """A folder with the config of the target `name`, as `look_at`, or of a published model's shape."""
+        """A folder with the config of the target `name`, as `look_at`, or of a published model's shape. Its headers are
+        fetched once.
+        """
+        if name not in self._looked_at:
+            self._looked_at[name] = self._find(name)
+        return self._looked_at[name]
+
+    def _find(self, name: str) -> Path:
         hub = parse_hub(name) if not Path(name).exists() else None
         known = published(name if hub is None else hub.id) if hub is None or hub.tag is None else None
         try:

@@ -212,7 +212,6 @@ class Worker:
             self._fail(error)
             return
         self._end_all(NotReady("the server is shutting down: try again later"))
-        engine.close()
         self.state = "closed"
 
     def _go(self, engine: StepEngine) -> None:
@@ -223,6 +222,7 @@ class Worker:
                 self._look(engine)
             else:
                 engine.watch()
+        engine.close()
 
     def _look(self, engine: StepEngine) -> None:
         """Note what the engine says of itself, twice a second and whenever it falls idle."""
