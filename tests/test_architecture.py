@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -37,7 +39,7 @@ MAY_IMPORT = {
     "models": {"checkpoints", "kv", "ops"},
     "hub": {"checkpoints", "models", "ops"},
     "convert": {"checkpoints", "hub", "kv", "models", "ops", "text"},
-    "drafters": {"checkpoints", "kv", "models", "ops"},
+    "drafters": {"checkpoints", "control", "kv", "models", "ops"},
     "control": set(),
     "startup": {"control", "drafters", "engine", "text"},
     "media": {"checkpoints", "models", "text"},
@@ -67,21 +69,33 @@ MAY_IMPORT = {
     "chat": {"media", "text"},
     "llm": {"assembly", "chat", "engine", "media", "text"},
     "server": {"chat", "media", "control", "engine", "text", "llm", "assembly", "memory"},
-    "bench": {
+    "provenance": set(),
+    "forecast": {
         "capacity",
         "checkpoints",
         "control",
-        "hub",
-        "startup",
-        "llm",
         "engine",
-        "assembly",
-        "text",
-        "models",
+        "hub",
         "kv",
-        "ops",
-        "drafters",
         "memory",
+        "models",
+        "ops",
+        "survey",
+    },
+    "bench": {
+        "assembly",
+        "capacity",
+        "control",
+        "drafters",
+        "engine",
+        "forecast",
+        "kv",
+        "llm",
+        "memory",
+        "models",
+        "ops",
+        "startup",
+        "text",
     },
     "check": {"llm", "engine", "assembly", "text", "media", "models", "kv", "ops", "sampling", "drafters"},
     "cluster": {
@@ -118,6 +132,9 @@ MAY_IMPORT = {
     "__init__": {"async_llm", "llm"},
     "__main__": {"cli"},
 }
+# What a person runs beside the product: the product imports none of it, not even inside a function.
+TOOLS = {"audit", "bench", "check", "convert", "train"}
+COMMANDS_OF_TOOLS = {"audit", "bench", "check", "convert", "quantize", "self_test", "train"}  # modules of cli
 BASE = {
     "errors",
     "options",
@@ -169,6 +186,51 @@ def test_imports_go_one_way() -> None:
         if "*" not in allowed and (more := set(imported(parse(path))) - allowed):
             wrong[str(path.relative_to(SOURCE))] = more
     assert not wrong, "these files import rooms that theirs must not"
+
+
+def test_the_product_imports_no_tool() -> None:
+    wrong = {}
+    for path in FILES:
+        own = room(path)
+        if own in TOOLS or (own == "cli" and path.stem in COMMANDS_OF_TOOLS):
+            continue
+        if tools := set(imported(parse(path))) & TOOLS:
+            wrong[str(path.relative_to(SOURCE))] = tools
+    assert not wrong, "tools stand in a wing of their own: move what the product needs to one of its rooms"
+
+
+LOADED = """
+import sys
+import time
+from click.testing import CliRunner
+import paceline
+from paceline.cli import group
+import paceline.server.start as start
+
+def run(app, worker, config, listening):
+    worker.start()
+    while worker.state == "loading":
+        time.sleep(0.01)
+    assert worker.state == "ready", worker.error
+    worker.close()
+    worker.join()
+
+start.run = run
+pair = ["demo", "--max-model-len", "64"]
+for words in (["run", *pair, "hello", "--max-tokens", "2"], ["serve", *pair, "--port", "0"]):
+    done = CliRunner().invoke(group, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+print(*sys.modules)
+"""
+
+
+def test_a_conversation_and_a_server_load_no_tool() -> None:
+    """In a process of its own: `run` answers, `serve` loads the demo pair, and no module of a tool is there."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = {name.split(".")[1] for name in done.stdout.split() if name.startswith("paceline.")}
+    assert {"engine", "server", "drafters"} <= loaded
+    assert not loaded & TOOLS
 
 
 def test_sizes() -> None:

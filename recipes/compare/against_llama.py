@@ -41,10 +41,10 @@ from llama_modes import CONTEXT, Mode, chosen, command_flags, file_name, files_n
 from llama_server import LlamaServer, Reply
 
 from paceline import LLM, SamplingParams
-from paceline.bench.meters import provenance
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import PacelineError, UsageError
 from paceline.ops import native
+from paceline.provenance import provenance
 
 PAUSE = 0.02  # seconds between two ways, so that no pool of the last one still spins
 

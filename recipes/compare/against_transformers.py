@@ -20,7 +20,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
-from paceline.bench.meters import provenance
+from paceline.provenance import provenance
 
 
 def main() -> None:

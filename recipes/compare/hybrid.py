@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from paceline.bench.random_target import RandomWeights
+from paceline.forecast.random_target import RandomWeights
 from paceline.kv import states
 from paceline.kv.cache import KVCache
 from paceline.kv.plan import plan_pages

@@ -19,8 +19,8 @@ import torch
 from journal import Journal
 from subjects import Place, Wanted, free
 
-from paceline.bench.meters import provenance
 from paceline.errors import UsageError
+from paceline.provenance import provenance
 
 AGAIN = 75  # the exit code that asks for a fresh process
 DEAD = ("CUDA error", "illegal memory access", "device-side assert", "unspecified launch failure")

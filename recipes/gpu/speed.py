@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from forwards import Forwards, launches
 from journal import Journal
 from subjects import Place, Wanted, forced, prompts
 from subjects import engine as made
 from torch.nn import functional as F
 
-from paceline.bench.device import Forwards, launches, read_rate, seconds_alone, seconds_each
 from paceline.bench.meters import EnergyMeter
-from paceline.bench.random_target import random_weight, random_weights
 from paceline.bench.roofline import weight_bytes
 from paceline.bench.runner import Bench, Cell, Setting, run_beside
 from paceline.config import EngineConfig
 from paceline.core import ForwardBatch, SamplingParams
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import Engine
+from paceline.forecast.random_target import random_weight, random_weights
+from paceline.forecast.rates import read_rate, seconds_alone, seconds_each
 from paceline.models.drafters.base import HeadOutput
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Ops, Runner, Value, Weight, WeightKind

@@ -12,14 +12,6 @@ from typing import Any
 
 import torch
 
-from paceline.bench.shapes import (
-    SMALL,
-    assistant_of,
-    check_memory,
-    fields_of,
-    shallow,
-    shrunk,
-)
 from paceline.bench.synthetic import Pair, random_parts
 from paceline.bench.workloads import Prompt
 from paceline.capacity import free_memory
@@ -28,6 +20,14 @@ from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured
 from paceline.engine.engine import Engine
 from paceline.engine.forced import ForcedAcceptance
+from paceline.forecast.shapes import (
+    SMALL,
+    assistant_of,
+    check_memory,
+    fields_of,
+    shallow,
+    shrunk,
+)
 from paceline.models.families.gemma4.config import parse_gemma
 from paceline.ops.base import WeightKind
 from paceline.ops.runners import pick_device, pick_runner

@@ -29,10 +29,10 @@ from typing import Any
 from questions import QUESTIONS
 
 from paceline import LLM, SamplingParams
-from paceline.bench.meters import provenance
 from paceline.control.fixed import FixedPolicy
 from paceline.engine.engine import Engine
 from paceline.memory import freeze_objects
+from paceline.provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "compare"))
 from llama_server import LlamaServer

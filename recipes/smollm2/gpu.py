@@ -26,12 +26,13 @@ from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from dense import DenseTarget  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
+from writer import BatchWriter, Manner, Prompt, plain_attend  # noqa: E402
 
 from paceline.models.registry import load_target  # noqa: E402
 from paceline.ops.reference import EagerRunner  # noqa: E402
 from paceline.train.capture import TargetTeacher  # noqa: E402
-from paceline.train.dense import DenseTarget  # noqa: E402
 from paceline.train.encoding import TargetEncoder  # noqa: E402
 from paceline.train.export import _stored  # noqa: E402
 from paceline.train.loop import make_optimizers  # noqa: E402
@@ -45,7 +46,6 @@ from paceline.train.rounds import Plan, agreement, batch_loss, draft_all  # noqa
 from paceline.train.scoring import Scored, Task, score, value_and_gradient  # noqa: E402
 from paceline.train.selfwritten import QUESTION, QUESTIONS_AT, OwnTexts  # noqa: E402
 from paceline.train.windows import Text, Windows, batch_rows, pack  # noqa: E402
-from paceline.train.writer import BatchWriter, Manner, Prompt, plain_attend  # noqa: E402
 
 TAPS = (2, 9, 16, 23, 28)
 TEMPERATURES = (0.0, 0.0, 0.0, 0.6, 0.6, 0.8, 0.8, 0.8, 1.0, 1.0)  # of answers, by lot
@@ -134,13 +134,15 @@ def _card(device: torch.device) -> str:
 
 def check_kernels(device: torch.device) -> None:
     """Triton's kernels on this card against plain torch, before any time is spent. Raises AssertionError."""
-    from paceline.train import kernels
+    import writing_kernels
 
     q, k, v = (torch.randn(5, n, 64, device=device, dtype=torch.float16) for n in (9, 3 * 640, 3 * 640))
     k, v = (x.view(5, 3, 640, 64) for x in (k, v))
     positions = torch.tensor([0, 3, 63, 300, 639], device=device)
     wanted = plain_attend(q, k, v, positions, 0.125)
-    torch.testing.assert_close(kernels.attend(q, k, v, positions, 0.125), wanted, atol=5e-3, rtol=1e-2)
+    torch.testing.assert_close(
+        writing_kernels.attend(q, k, v, positions, 0.125), wanted, atol=5e-3, rtol=1e-2
+    )
     log_p = torch.log_softmax(2 * torch.randn(40, 8192, device=device), -1)
     logits = (2 * torch.randn(300, 8192, device=device)).half()
     rows, weights = torch.randint(40, (300,), device=device), torch.rand(300, device=device)
@@ -150,7 +152,7 @@ def check_kernels(device: torch.device) -> None:
     wanted_value, wanted = value_and_gradient(exact, slice(0, 300), logits.float())
     torch.testing.assert_close(value, wanted_value, atol=1e-2, rtol=1e-3)
     torch.testing.assert_close(gradient.float(), wanted, atol=1e-3, rtol=1e-2)
-    drawn = kernels.choose(
+    drawn = writing_kernels.choose(
         logits, torch.tensor([0.0, 0.8, 1.0] * 100, device=device), torch.full((300,), 0.95, device=device),
         torch.tensor([3], device=device),
     )  # fmt: skip

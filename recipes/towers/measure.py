@@ -29,11 +29,11 @@ import torch
 from transformers import Gemma4TextConfig, Gemma4VisionConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel, Gemma4VisionModel
 
-from paceline.bench.random_target import random_target
-from paceline.bench.shapes import FULL, SLIDING, fields_of, shallow, target_config
 from paceline.control.fixed import FixedPolicy
 from paceline.core import SamplingParams
 from paceline.engine.engine import Engine, EngineParts
+from paceline.forecast.random_target import random_target
+from paceline.forecast.shapes import FULL, SLIDING, fields_of, shallow, target_config
 from paceline.kv.cache import KVCache
 from paceline.media.pixels import Cut, resized
 from paceline.models.families.gemma4.config import parse_gemma

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.sampling.verify import Odds, block_odds, reject_odds, residual
+from odds import Odds, block_odds, reject_odds
+from paceline.sampling.verify import residual
 
 V, LENGTH = 3, 3
 Stop = Callable[[tuple[int, ...]], bool]  # of the tokens drawn so far: draft no more

@@ -12,10 +12,10 @@ import torch
 import interpreted  # noqa: F401
 from checkpoints import VOCAB
 from decoders import build_decoder
-from paceline.bench import shapes
-from paceline.bench.random_target import RandomWeights
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
+from paceline.forecast import shapes
+from paceline.forecast.random_target import RandomWeights
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes

@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pids_of(engine: Engine) -> list[int]:
-    pids: list[int] = engine.state.target.runner._others.pids  # type: ignore[attr-defined]
-    return pids
+    team = engine.state.target.runner._others  # type: ignore[attr-defined]
+    return [member.process.pid for member in team._members]
 
 
 def gone(pids: list[int], seconds: float = 10) -> bool:
@@ -154,7 +154,7 @@ def test_ranks_end_with_rank_0(folder: Path) -> None:
     script = (
         "import sys, time; from paceline import LLM\n"
         f"llm = LLM({str(folder / 'target')!r}, drafter='none', tensor_parallel=2, draft_tokens=0, max_model_len=64)\n"
-        "print(*llm.engine.state.target.runner._others.pids, flush=True); time.sleep(60)"
+        "print(*[m.process.pid for m in llm.engine.state.target.runner._others._members], flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gpu"
@@ -18,13 +19,14 @@ RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gpu"
 def recipe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.syspath_prepend(str(RECIPE))
     import exact
+    import forwards
     import journal
     import measure
     import sections
     import subjects
 
     return SimpleNamespace(
-        measure=measure, sections=sections, journal=journal, exact=exact, subjects=subjects
+        measure=measure, sections=sections, journal=journal, exact=exact, subjects=subjects, forwards=forwards
     )
 
 
@@ -53,6 +55,13 @@ def test_rows_of_shapes(recipe: SimpleNamespace, tmp_path: Path) -> None:
     assert rows["26b drafts, batch 1"]["acceptance"][0] == 0.844
     assert kept["facts"]["ended"] == "done"
     assert kept["facts"]["dry"] is True
+
+
+def test_launches_are_counted(recipe: SimpleNamespace) -> None:
+    names = ["Memcpy HtoD", "linear_kernel", "linear_kernel", "Memset", "Memcpy DtoH (Device -> Pinned)"]
+    assert recipe.forwards.counted(names) == (2, 1)
+    assert recipe.forwards.counted([]) is None
+    assert recipe.forwards.launches(lambda: None, torch.device("cpu")) is None
 
 
 def test_bits_and_texts(recipe: SimpleNamespace, tmp_path: Path) -> None:

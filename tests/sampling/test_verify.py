@@ -6,14 +6,13 @@ import math
 import pytest
 import torch
 
+from odds import block_odds, reject_odds
 from paceline.core import SamplingParams
 from paceline.sampling import noise
 from paceline.sampling.choose import choose_candidates
 from paceline.sampling.shape import Counts, LogitRow
 from paceline.sampling.verify import (
     Uniforms,
-    block_odds,
-    reject_odds,
     residual,
     uniforms,
     verify_block,

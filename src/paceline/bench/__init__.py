@@ -1,6 +1,5 @@
-"""What speculation brings, measured and estimated: workloads, runs in turns with the baseline, tables, memory and
-speed of models that are not loaded.
+"""What speculation brings, measured: workloads, runs in turns with the baseline, tables and pages.
 
-Here belongs what ends as a figure for people. What the policy measures for itself belongs to `startup/`, and whether
-texts are equal to `check/`.
+Here belongs what measures a loaded pair for people. What a model that is not loaded needs belongs to `forecast/`, what
+the policy measures for itself to `startup/`, and whether texts are equal to `check/`.
 """

@@ -1,33 +1,16 @@
-"""What the machine says of itself: read bandwidth, energy, memory, versions. Missing meters are None, never
-zero.
-"""
+"""What the machine says of itself while it runs: energy and memory. Missing meters are None, never zero."""
 
 from __future__ import annotations
 
-import platform
 import resource
 import sys
-import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 RAPL = Path("/sys/class/powercap")
-
-
-def read_bandwidth(megabytes: int = 256, seconds: float = 0.6) -> float:
-    """Bytes per second that a sum over a large float32 array reads, the best of what fits in `seconds`."""
-    data = torch.ones(megabytes * 262144, dtype=torch.float32)
-    best, end = 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        begin = time.perf_counter()
-        data.sum()
-        best = max(best, data.nbytes / (time.perf_counter() - begin))
-    return best
 
 
 def peak_memory(device: torch.device) -> int:
@@ -95,34 +78,3 @@ class EnergyMeter:
                 wrap = int(self.files[i].with_name("max_energy_range_uj").read_text()) / 1e6
             total += new - old + wrap
         return total
-
-
-def provenance(command: str) -> dict[str, Any]:
-    """What a number was measured with."""
-    return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "paceline": _version("paceline"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor()

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from paceline.bench.random_target import random_assistant, random_target
-from paceline.bench.shapes import assistant_config, check_memory, target_config
 from paceline.bench.workloads import Prompt
 from paceline.capacity import free_memory, make_cache
 from paceline.config import EngineConfig, step_options
@@ -28,6 +26,8 @@ from paceline.drafters.registry import over
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
 from paceline.errors import UsageError
+from paceline.forecast.random_target import random_assistant, random_target
+from paceline.forecast.shapes import assistant_config, check_memory, target_config
 from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig
 from paceline.models.registry import load_network
 from paceline.ops.base import Runner, WeightKind

@@ -133,9 +133,10 @@ def command(
             raise UsageError(f"cannot write {path}: its folder does not exist")
     given = {k: values.pop(k) for k in FULL}
     plan = (QUICK if quick else FULL) | {k: v for k, v in given.items() if v is not None and v != ()}
-    from paceline.bench.meters import EnergyMeter, provenance
+    from paceline.bench.meters import EnergyMeter
     from paceline.bench.runner import measure, unsure
     from paceline.bench.table import lines, to_json, verdict
+    from paceline.provenance import provenance
 
     chances = _chances(click.get_current_context(), shape, synthetic_acceptance, plan)
     if shape is not None and chances is not None:
@@ -300,9 +301,9 @@ def _facts(engine: Engine, runs: list[Run]) -> dict[str, Any]:
     """What else was measured: the machine's limit for this target, memory, and the cost staircase."""
     from statistics import median
 
-    from paceline.bench.device import read_rate
     from paceline.bench.meters import peak_memory
     from paceline.bench.roofline import Roofline, weight_bytes
+    from paceline.forecast.rates import read_rate
     from paceline.models.target import GraphTarget
 
     state = engine.state

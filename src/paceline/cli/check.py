@@ -153,10 +153,10 @@ def _check(target: str, drafters: tuple[str, ...], plan: Plan, values: dict[str,
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from paceline.bench.meters import provenance
     from paceline.check import loading
     from paceline.check.again import Order
     from paceline.check.proof import prove
+    from paceline.provenance import provenance
 
     options = {"max_model_len": 1536} | engine_values(values)
     subject = loading.load(target, drafters, lambda line: click.echo(line, err=True), options, workload)

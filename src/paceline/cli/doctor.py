@@ -44,8 +44,8 @@ def _extras() -> list[str]:
 
 
 def _kernels() -> dict[str, str]:
-    from paceline.bench.meters import provenance
     from paceline.ops import native
+    from paceline.provenance import provenance
 
     reason = native.why_not()
     said = f"none: {reason}" if reason else f"{native.isa()}, {native.default_threads()} threads"

@@ -15,10 +15,10 @@ from paceline.errors import sized
 if TYPE_CHECKING:
     import torch
 
-    from paceline.bench.estimate import Fit
-    from paceline.bench.gpu_memory import Need
-    from paceline.bench.outlook import Outlook
     from paceline.config import EngineConfig
+    from paceline.forecast.estimate import Fit
+    from paceline.forecast.gpu_memory import Need
+    from paceline.forecast.outlook import Outlook
     from paceline.models.inspection import Inspection
     from paceline.ops.base import Runner
 
@@ -80,10 +80,10 @@ def command(
         return
     import tempfile
 
-    from paceline.bench.outlook import Outlook
     from paceline.config import EngineConfig
     from paceline.drafters.registry import check_kind
     from paceline.errors import LoadError
+    from paceline.forecast.outlook import Outlook
 
     config = EngineConfig(target=one_target(target, named), drafter=check_kind(drafter), adapter=adapter)
     with tempfile.TemporaryDirectory() as scratch:
@@ -182,10 +182,10 @@ def _plan(seen: Seen, config: EngineConfig, outlook: Outlook, card: int | None, 
     """Add what a GPU of `card` bytes needs to have, or the one that is here."""
     if seen.models[0].unsupported or (card is None and seen.device.type != "cuda"):
         return
-    from paceline.bench.device import read_rate
-    from paceline.bench.estimate import Fit, ways
-    from paceline.bench.gpu_memory import assistant_bytes, needs, weights_of
     from paceline.capacity import free_memory
+    from paceline.forecast.estimate import Fit, ways
+    from paceline.forecast.gpu_memory import assistant_bytes, needs, weights_of
+    from paceline.forecast.rates import read_rate
     from paceline.models.config import parse_target, read_config
 
     folder = outlook.weighed(outlook.find(config.target))
@@ -208,8 +208,8 @@ def _plan(seen: Seen, config: EngineConfig, outlook: Outlook, card: int | None, 
 
 def _judge(seen: Seen, config: EngineConfig, outlook: Outlook, how: tuple[Path, Runner, bool]) -> None:
     """Add whether it fits and how fast it is, and what to type next."""
-    from paceline.bench.estimate import fits, ways
     from paceline.capacity import free_memory
+    from paceline.forecast.estimate import fits, ways
     from paceline.models.config import parse_target, read_config
 
     folder, runner, measure = how

@@ -140,10 +140,10 @@ def _progress() -> Callable[[str, float], None]:
 
 def _check() -> Iterator[str]:
     """`paceline check --quick` of the bundled pair."""
-    from paceline.bench.meters import provenance
     from paceline.check import loading
     from paceline.check.proof import QUICK, prove
     from paceline.cli.check import workload
+    from paceline.provenance import provenance
 
     options = {"max_model_len": 1536, "profile_dir": "none"}
     subject = loading.load("demo", ("auto", "model+ngram"), lambda line: None, options, workload)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from paceline.control.reasons import NoDraftReason
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
 from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, take_round
 from paceline.drafters.waiting import Waiting
@@ -34,7 +35,7 @@ PIECES = (512, 64, 16)  # rows of a forward when it catches up: memory of few ro
 WAITING = MAX_DRAFT_TOKENS + 1  # rows that a draft computes along; more get their K/V before
 IDLE = 48  # rows that may wait while nothing is drafted, three pieces: K/V of a row take a tenth of a draft's time
 Forward = Callable[[ForwardBatch, torch.Tensor, KVCache], tuple[torch.Tensor, ...]]
-MEMORY, NO_STATES = "drafter memory", "no hidden states"  # as NoDraftReason
+MEMORY, NO_STATES = NoDraftReason.DRAFTER_MEMORY.value, NoDraftReason.NO_STATES.value
 
 
 @dataclass(slots=True)

@@ -143,10 +143,3 @@ def prompt_of(
     if reader is None or not (talk.items or talk.marks):
         return tokenizer.encode(text, add_bos=add_bos)
     return reader.prompt(text, talk, salt, add_bos=add_bos)
-
-
-def shown_text(text: str, talk: Talk) -> str:
-    """A rendered text with what was typed in place of its marks."""
-    for mark, typed in talk.marks.items():
-        text = text.replace(mark, typed)
-    return text

@@ -110,10 +110,6 @@ class Team(Alone):
         if any(member.process.poll() is not None for member in self._members):
             raise EngineLost("another rank is gone")
 
-    @property
-    def pids(self) -> list[int]:
-        return [member.process.pid for member in self._members]
-
     def over(self, runner: Runner, arithmetic: str) -> tuple[Runner, str]:
         """The runner that has the others compute along, and what it is."""
         self._arithmetic = arithmetic

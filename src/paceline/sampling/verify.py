@@ -7,7 +7,7 @@
 
 For `reject` and `block`, p[i] is the target's distribution at draft position i (p[k] at the bonus position) and q[i]
 must be the one that draft[i] was really drawn from, given the tokens before it. Where a draft stops may depend on its
-tokens. Over uniform noise each of them is a distribution of how many are kept: `reject_odds`, `block_odds`.
+tokens.
 """
 
 from __future__ import annotations
@@ -28,17 +28,6 @@ class Uniforms:
 
     accept: list[float]  # [k]
     pick: list[float]  # [k + 1], by the position that the next token takes
-
-
-@dataclass(frozen=True, slots=True)
-class Odds:
-    """A rule applied to one draft: the chance of keeping exactly i tokens, and the distribution of the next one.
-
-    That distribution is max(weight[i] * p[i] - q[i], 0) normalised, or p[k] itself when all k are kept.
-    """
-
-    kept: list[float]  # [k + 1]
-    weight: list[float]  # [k]
 
 
 def uniforms(seed: int, position: int, k: int) -> Uniforms:
@@ -166,26 +155,6 @@ def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], 
     passed = [i + 1 for i in range(len(draft)) if draws.accept[i] < keep[i]]
     kept = max(passed, default=0)
     return Verdict(kept, _pick(_next_distribution(p, q, draft, kept, weight[kept]), draws.pick[kept]))
-
-
-def reject_odds(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> Odds:
-    """The distribution of `verify_reject` over uniforms."""
-    kept, chance = [], 1.0
-    for ratio in _ratios(p, q, draft):
-        accept = min(ratio, 1.0)
-        kept.append(chance * (1 - accept))
-        chance *= accept
-    return Odds([*kept, chance], [1.0] * len(draft))
-
-
-def block_odds(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> Odds:
-    """The distribution of `verify_block` over uniforms."""
-    weight, keep = _block(p, q, draft)
-    kept, chance = [], 1.0
-    for h in reversed(keep):
-        kept.append(chance * h)
-        chance *= 1 - h
-    return Odds([chance, *reversed(kept)], weight[:-1])
 
 
 def residual(p: torch.Tensor, q: torch.Tensor | None, token: int, weight: float) -> torch.Tensor:

@@ -13,7 +13,7 @@ from paceline.errors import WeightsError
 
 PIECE = 1 << 22  # values that are widened at a time
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-NVFP4_GROUP, MXFP4_GROUP = 16, 32
+NVFP4_GROUP = 16
 LONGEST_STATE = 1 << 16  # bytes of the JSON that bitsandbytes stores
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from dense import DenseTarget
 
-from paceline.train.dense import DenseTarget
 from paceline.train.windows import Text
 
 TURNS = 8  # steps between two looks for finished texts
@@ -241,15 +241,15 @@ def _arithmetic(device: torch.device) -> tuple[Callable[..., torch.Tensor], Call
     """Attention and choice: Triton's on a GPU."""
     if device.type != "cuda":
         return plain_attend, plain_choose
-    from paceline.train import kernels
+    import writing_kernels
 
-    return kernels.attend, kernels.choose
+    return writing_kernels.attend, writing_kernels.choose
 
 
 def plain_attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """As `kernels.attend`."""
+    """As `writing_kernels.attend`."""
     texts, heads, size = q.shape
     kv_heads, length = k.shape[1], k.shape[2]
     seen = torch.arange(length, device=q.device) <= positions[:, None]  # [B, T]
@@ -262,7 +262,7 @@ def plain_attend(
 def plain_choose(
     logits: torch.Tensor, temperatures: torch.Tensor, top_p: torch.Tensor, seed: torch.Tensor
 ) -> torch.Tensor:
-    """As `kernels.choose`, with other noise."""
+    """As `writing_kernels.choose`, with other noise."""
     generator = torch.Generator(logits.device).manual_seed(int(seed))
     greedy = temperatures <= 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]

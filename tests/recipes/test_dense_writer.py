@@ -18,8 +18,12 @@ from paceline.models.registry import load_target
 from paceline.ops.reference import EagerRunner
 from paceline.train import Text, pack
 from paceline.train.capture import TargetTeacher
-from paceline.train.dense import DenseTarget
-from paceline.train.writer import BatchWriter, Manner, Prompt, plain_choose
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2"
+sys.path.append(str(RECIPE))
+
+from dense import DenseTarget  # noqa: E402
+from writer import BatchWriter, Manner, Prompt, plain_choose  # noqa: E402
 
 CLOSE, END, LENGTH = (7, 8, 9), 1, 48
 

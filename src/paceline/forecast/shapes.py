@@ -56,7 +56,7 @@ TARGETS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 16, "num_global_key_value_heads": 4,
     },
 }  # fmt: skip
-SMALL, LARGE = ("gemma-4-e2b", "gemma-4-e4b"), ("gemma-4-12b", "gemma-4-26b-a4b", "gemma-4-31b")
+SMALL = ("gemma-4-e2b", "gemma-4-e4b")
 
 
 def fields_of(name: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.bench.estimate import Size
-from paceline.bench.shapes import TARGETS, assistant_config, bytes_of, row_bytes
 from paceline.config import EngineConfig
+from paceline.forecast.estimate import Size
+from paceline.forecast.shapes import TARGETS, assistant_config, bytes_of, row_bytes
 from paceline.kv.layout import Layout
 from paceline.kv.plan import plan_pages
 from paceline.models.drafters.gemma4_assistant import assistant_shapes

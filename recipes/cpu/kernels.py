@@ -1,6 +1,6 @@
 """What the CPU kernels reach on this machine: linears over their floor, forwards by number of rows, a step's overhead.
 
-    python -m paceline.bench.kernels --out docs/benchmarks [--quick] [--threads N] [--only linear,forward,share]
+python recipes/cpu/kernels.py --out docs/benchmarks [--quick] [--threads N] [--only linear,forward,share]
 
 What is compared is measured alternately in one run; times are medians, the machine should be idle. The floor of a
 linear is the larger of weight bytes / read bandwidth and 2 x rows x in x out / multiply-add peak. Both are measured
@@ -22,11 +22,11 @@ import click
 import torch
 import torch.nn.functional as F
 
-from paceline.bench.meters import provenance
+import paceline
 from paceline.bench.plot import Chart, svg
-from paceline.bench.random_target import RandomWeights, random_target, random_weight
-from paceline.bench.shapes import target_config
 from paceline.core import ForwardBatch
+from paceline.forecast.random_target import RandomWeights, random_target, random_weight
+from paceline.forecast.shapes import target_config
 from paceline.kv.cache import KVCache
 from paceline.memory import Arena
 from paceline.models.target import GraphTarget
@@ -34,6 +34,7 @@ from paceline.ops import native
 from paceline.ops.base import Graph, Weight, WeightKind
 from paceline.ops.blocks import BLOCKS
 from paceline.ops.native import NativeRunner, measure_peak, measure_read
+from paceline.provenance import provenance
 
 SHAPES = ((6144, 1536), (1536, 6144))  # [out, in]: the MLP of E2B, "1536x6144" and "6144x1536" as in -> out
 BLOCK_KINDS: tuple[WeightKind, ...] = ("q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs")
@@ -304,7 +305,7 @@ def main(out: Path, threads: int | None, quick: bool, only: str, demo: Path | No
     native.set_threads(threads)
     torch.set_num_threads(threads)
     parts = set(only.split(","))
-    said = provenance(f"python -m paceline.bench.kernels --only {only}{' --quick' if quick else ''}")
+    said = provenance(f"python recipes/cpu/kernels.py --only {only}{' --quick' if quick else ''}")
     result: dict[str, Any] = {"provenance": said | {"kernels": native.isa()}, "threads": threads}
     repeats = 2 if quick else 25
     if "linear" in parts:
@@ -312,7 +313,7 @@ def main(out: Path, threads: int | None, quick: bool, only: str, demo: Path | No
         result["linear"] = linear_report(floors, repeats)
         result["floors"] = floors.as_json()
     if "forward" in parts:
-        bundled = Path(__file__).parent.parent / "demo" / "target"
+        bundled = Path(paceline.__file__).parent / "demo" / "target"
         folder = demo or (bundled if (bundled / "config.json").is_file() else None)
         result["forward"] = forward_report(folder, quick)
     if "share" in parts:

@@ -1,8 +1,10 @@
-"""Run by test_dense.py with TRITON_INTERPRET=1: the kernels of training against plain torch."""
+"""Run by test_dense_writer.py with TRITON_INTERPRET=1: the Triton kernels against plain torch."""
 
 from __future__ import annotations
 
 import builtins
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import torch
 from triton.runtime import interpreter
 
 from paceline.train.objectives import GREEDY_SHARE, HYBRID_DECAY, USED_AT, Laws, shaped
-from paceline.train.writer import plain_attend
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "recipes" / "smollm2"))
+
+from writer import plain_attend
 
 whole = builtins.int
 
@@ -64,11 +69,14 @@ def check_choice(kernels: Any) -> None:
 
 def main() -> None:
     interpreter.int = Int
+    import writing_kernels
+
     from paceline.train import kernels
 
     torch.manual_seed(0)
-    for check in (check_attention, check_loss, check_choice):
-        check(kernels)
+    check_loss(kernels)
+    check_attention(writing_kernels)
+    check_choice(writing_kernels)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """config.json of published models by name, so that what they need is known before anything is downloaded.
 
-Source: the config.json files of these repositories on the hub. Sizes follow from them: tests/bench/test_estimate.py
+Source: the config.json files of these repositories on the hub. Sizes follow from them: tests/forecast/test_estimate.py
 compares their parameters with the published numbers.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from paceline.bench.shapes import TARGETS, fields_of
+from paceline.forecast.shapes import TARGETS, fields_of
 
 _QWEN: dict[str, Any] = {
     "model_type": "qwen3", "vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6,

@@ -1,7 +1,8 @@
-"""The kernels' benchmark: its floors, and the smallest run of it."""
+"""recipes/cpu/kernels.py: its floors, and the smallest run of it."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paceline.bench import kernels
-from paceline.bench.random_target import RandomWeights, random_weight
+from paceline.forecast.random_target import RandomWeights, random_weight
 from paceline.ops import native
 from paceline.ops.base import WeightKind
 from paceline.ops.reference import dequantize
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "cpu" / "kernels.py"
+spec = importlib.util.spec_from_file_location("cpu_kernels", RECIPE)
+assert spec is not None
+assert spec.loader is not None
+kernels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels)
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason="no native kernels here")
 

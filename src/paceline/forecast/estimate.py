@@ -15,8 +15,6 @@ from typing import Any, cast
 
 import torch
 
-from paceline.bench.random_target import RandomWeights
-from paceline.bench.shapes import row_bytes, stored_as
 from paceline.capacity import CACHE_SHARE, plan_context
 from paceline.checkpoints.loading import Shapes
 from paceline.config import EngineConfig
@@ -24,6 +22,8 @@ from paceline.control.fixed import FixedPolicy
 from paceline.core import SamplingParams
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError
+from paceline.forecast.random_target import RandomWeights
+from paceline.forecast.shapes import row_bytes, stored_as
 from paceline.kv.cache import KVCache
 from paceline.memory import last_level_cache
 from paceline.models.families import spec_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.bench.shapes import stored_as
 from paceline.checkpoints.loading import Shapes
+from paceline.forecast.shapes import stored_as
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig
 from paceline.models.families.gemma4.target import GemmaTarget, target_shapes

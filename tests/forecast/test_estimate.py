@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM
-from paceline.bench import estimate
-from paceline.bench.estimate import Size, fits, size_as_stored, size_of, slice_of, speed, ways
-from paceline.bench.published import DECODERS, GEMMA, published
 from paceline.cli import main
 from paceline.config import EngineConfig
 from paceline.errors import LoadError
+from paceline.forecast import estimate
+from paceline.forecast.estimate import Size, fits, size_as_stored, size_of, slice_of, speed, ways
+from paceline.forecast.published import DECODERS, GEMMA, published
 from paceline.hub.outline import plan
 from paceline.hub.resolve import bundled
 from paceline.models.config import parse_target, read_config

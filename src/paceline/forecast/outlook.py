@@ -6,11 +6,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from paceline.bench.estimate import Fit
-from paceline.bench.published import published
 from paceline.checkpoints.loading import has_no_weights
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError, LoadError, UsageError
+from paceline.forecast.estimate import Fit
+from paceline.forecast.published import published
 from paceline.hub.names import CACHE_PREFIX, check_folder, parse_hub
 from paceline.hub.outline import as_named, plan
 from paceline.hub.resolve import Role, look_at
