@@ -78,6 +78,7 @@ def _lists() -> Iterator[Body]:
         "parts, all right",
         CHAT,
         messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 30_000}],
+        max_tokens=1,
     )
     yield _of("input of wrong items", RESPONSES, input=[1] * MANY)
     yield _of("input, all right", RESPONSES, input=[{"role": "user", "content": "a"}] * 30_000)
@@ -240,9 +241,14 @@ def main() -> None:
     )
     parser.add_argument("url")
     parser.add_argument("--pid", type=int, help="of the server: its memory is measured")
+    parser.add_argument(
+        "--context", type=int, default=8000, help="tokens of a prompt that is sent before memory is read"
+    )
     parser.add_argument("--only", help="bodies whose name holds this text")
     asked = parser.parse_args()
     url, worst = asked.url.rstrip("/"), [0.0, 0.0]
+    # memory that any long prompt takes
+    send(url, _of("long", TEXT, prompt=[300] * asked.context, max_tokens=1), 600)
     with Watch(url) as watch:
         time.sleep(2)
         send(url, _of("warm", CHAT, messages=USER, max_tokens=1, response_format=_format({"const": 1})))
