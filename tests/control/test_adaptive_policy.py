@@ -475,3 +475,48 @@ def test_a_first_round_that_reads_the_prompt_does_not_make_drafts_dear() -> None
         policy.observe(StepOutcome((outcome,), STEEP.dense(20)[limit], {"mtp": draft} if limit else {}))
     assert limit >= 4
     assert policy.learnt().table.drafts["mtp"] == STEEP.drafts["mtp"]
+
+
+def reading(unread: int, *, written: int = 0, room: int = 1000) -> PlanRow:
+    """A text of which the network has to read so many tokens first; reading one takes a quarter of drafting it."""
+    return PlanRow(0, "auto", room, "mtp", 8, unread=unread, written=written)
+
+
+@pytest.mark.parametrize(
+    ("row", "drafts"),
+    [
+        (reading(100), True),
+        (reading(20_000), False),  # 2.75 s, for 64 tokens of which each takes some 6 ms less
+        (reading(4_000, written=10), False),
+        (reading(4_000, written=300), True),  # it has gone on for long, so it may go on for as long
+        (reading(4_000, written=300, room=20), False),  # but it ends soon
+    ],
+)
+def test_a_network_reads_a_long_prompt_only_where_its_drafts_bring_the_time_back(
+    row: PlanRow, drafts: bool
+) -> None:
+    planned = AdaptivePolicy(CHEAP, GOOD).plan([row], [None]).rows[0]
+    assert (planned.limit > 0) == drafts
+
+
+def test_another_text_of_the_step_drafts_while_one_would_read_too_much() -> None:
+    other = replace(reading(0), id=1)
+    plan = AdaptivePolicy(CHEAP, GOOD).plan([reading(20_000), other], [None, None])
+    assert [row.limit > 0 for row in plan.rows] == [False, True]
+
+
+def test_reading_takes_what_it_was_seen_to_take() -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    assert policy.plan([reading(600)], [None]).rows[0].limit  # a guess: 0.1 s
+    slow = RowOutcome(0, "mtp", 2, 2, (0.8, 0.8))
+    policy.observe(StepOutcome((slow,), 0.01, {"mtp": 6.0}))  # 10 ms for each token
+    policy.forget(0)
+    assert not policy.plan([replace(reading(600), id=1)], [None]).rows[0].limit
+    assert policy.plan([replace(reading(20), id=2)], [None]).rows[0].limit
+
+
+def test_a_bet_pays_for_what_is_read() -> None:
+    first = AdaptivePolicy(CHEAP).plan([reading(0)], [None]).rows[0]
+    assert first.limit  # nobody knows the pair: a bet
+    long = AdaptivePolicy(CHEAP).plan([reading(20_000)], [None]).rows[0]
+    assert not long.limit  # the purse of a new engine has 0.16 s

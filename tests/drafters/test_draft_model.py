@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,3 +146,19 @@ def test_a_text_that_ends_makes_room() -> None:
     drafter.forget(0)
     del texts[0]
     assert [len(t) for t in ask(drafter, texts, {1: 4}).tokens] == [4]
+
+
+def test_it_says_how_much_of_a_text_it_would_have_to_read() -> None:
+    drafter = small(16)
+    text = Sequence(1, [1 + i % 20 for i in range(40)], 40, SamplingParams(), 0)
+    assert drafter.unread(text) == 39  # the last token is computed by any draft
+    picker = GreedyPicker(1)
+    drafter.draft(DraftContext([text], [2], [0], None, [False], drafter.cache, picker))
+    text.tokens += picker.tokens[0][:1]
+    assert drafter.unread(text) == 0
+    text.tokens += [7] * 10  # plain steps
+    assert drafter.unread(text) == 9  # all but the last
+    drafter.draft(DraftContext([text], [1], [0], None, [False], drafter.cache, GreedyPicker(1)))
+    drafter.forget(1)
+    again = replace(text, id=2, tokens=text.tokens[:40])
+    assert drafter.unread(again) == 39 - 39 // PAGE_SIZE * PAGE_SIZE  # whole pages are still known

@@ -49,6 +49,7 @@ from paceline.tree import Shape
 REFERENCE = 128  # drafted steps for each plain one that shows what plain steps take
 IDLE = 16  # steps for which a network that did not pay is not thought about, where nobody else drafts
 TREES = REFERENCE // 4  # steps with chains until a tree shows what trees bring
+LEAST_REST = 64  # tokens that a text is thought to go on for at least
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
 
 
@@ -80,6 +81,7 @@ class _Request:
     idle: int = 0  # the step from which its network is thought about again,
     winning: bool = False  # its last bet gained
     use: Use = field(default_factory=Use)
+    unread: int = 0  # tokens that its network has to read before it drafts
     why: NoDraftReason = NoDraftReason.NO_CONFIDENCE  # and why it drafts nothing until then
 
     def park(self, step: int, dear: bool) -> None:
@@ -178,6 +180,7 @@ class AdaptivePolicy:
         out: list[PlannedRow | None] = []
         for row, proposal in zip(rows, free_proposals, strict=True):
             new, request = row.id not in self._requests, self._request(row)
+            request.unread = row.unread
             draft_tokens = 1 if row.draft_tokens == "auto" else row.draft_tokens
             reason = no_draft(row, proposal, draft_tokens)
             auto = new and reason is None and row.draft_tokens == "auto"
@@ -210,10 +213,11 @@ class AdaptivePolicy:
         for i in awake:
             self._network(i, rows[i], floor, networks)
             self._tree(i, rows[i], networks, trees)
-        best = best_of(networks, found, batch, self._costs)
-        if trees:
-            tree = allocate([*(found | networks | trees).values()], batch, self._costs)
-            best = self._chain_or_tree(best, tree)
+        best = self._best(networks, found, trees, batch)
+        if unpaid := self._unpaid(rows, best, batch):
+            awake_too = {i: option for i, option in networks.items() if i not in unpaid}
+            branching = {i: option for i, option in trees.items() if i not in unpaid}
+            best = self._best(awake_too, found, branching, batch)
         self._measuring = bool(best.taken) and self._drafted >= REFERENCE and batch.rows == len(rows)
         if best.taken and not self._measuring:
             return self._drafting(rows, out, best, batch)
@@ -222,6 +226,39 @@ class AdaptivePolicy:
             idle = PlannedRow(None, 0, NoDraftReason.MEASURING)
             return DraftPlan(tuple([planned or idle for planned in out]))
         return self._parked(rows, networks, batch, out)
+
+    def _best(
+        self,
+        networks: dict[int, Option],
+        found: dict[int, Option],
+        trees: dict[int, Option],
+        batch: Batch,
+    ) -> Allocation:
+        best = best_of(networks, found, batch, self._costs)
+        if not trees:
+            return best
+        tree = allocate([*(found | networks | trees).values()], batch, self._costs)
+        return self._chain_or_tree(best, tree)
+
+    def _unpaid(self, rows: Seq[PlanRow], best: Allocation, batch: Batch) -> set[int]:
+        """Rows whose network would have to read more than its drafts bring back in the rest of the text, as far as one
+        can know: a text goes on for as long as it has, and for `LEAST_REST` tokens.
+        """
+        reading = {i: self._reading(rows[i], option) for i, (option, _) in best.taken.items()}
+        if not any(reading.values()):
+            return set()
+        plain = self._costs.step_seconds(batch.rows, False) / batch.texts  # of a token
+        gain = (best.tokens * plain - best.seconds) / best.tokens  # seconds of a token, of the whole batch,
+        share = batch.texts / len(best.taken)  # of which those that draft have all
+
+        def rest(row: PlanRow) -> int:
+            return min(row.room + 1, max(row.written, LEAST_REST))
+
+        return {i for i, seconds in reading.items() if seconds > gain * share * rest(rows[i])}
+
+    def _reading(self, row: PlanRow, option: Option) -> float:
+        """Seconds that the network of an option reads before it drafts for a row."""
+        return 0.0 if option.drafter is None else self._costs.reading_seconds(option.drafter, row.unread)
 
     def _awake(self, row: PlanRow) -> bool:
         return self._request(row).idle <= self._step
@@ -280,7 +317,10 @@ class AdaptivePolicy:
         # a text whose last bet gained goes on, and so does one that is to show whether the network fits by now
         asked = [self._requests[rows[i].id] for i in best.taken]
         owes = any(request.winning or request.use.shows for request in asked)
-        return best if self._purse.affords(self._seconds(batch, best.taken) - plain) or owes else None
+        reading = sum([self._reading(rows[i], option) for i, (option, _) in best.taken.items()])
+        if owes and reading <= plain:
+            return best
+        return best if self._purse.affords(self._seconds(batch, best.taken) + reading - plain) else None
 
     def _seconds(self, batch: Batch, taken: Mapping[int, tuple[Option, int]]) -> float:
         """Of a step in which these drafts are made and verified."""
@@ -369,6 +409,9 @@ class AdaptivePolicy:
         self._costs.observe(rows, verifying, outcome.target_seconds, rare=self._measuring and not verifying)
         for drafter, (calls, tokens, seconds) in rounds.items():
             self._costs.observe_draft(drafter, calls, tokens, seconds, behind=drafter in behind)
+            if drafter in behind:
+                drafting = self._costs.draft_seconds(drafter, calls, tokens)
+                self._costs.observe_reading(drafter, behind[drafter], seconds, drafting)
             self._asked[drafter] = self._step
         spent = outcome.target_seconds + sum(outcome.draft_seconds.values())
         self._purse.earn(spent)
@@ -380,14 +423,16 @@ class AdaptivePolicy:
                 if row.drafted and row.id in self._requests:
                     self._requests[row.id].winning = lost < 0.0
 
-    def _behind(self, outcome: StepOutcome) -> set[str]:
-        """Networks whose round began with what they had not read of some text: its prompt, or what plain steps wrote."""
-        behind: set[str] = set()
+    def _behind(self, outcome: StepOutcome) -> dict[str, int]:
+        """Networks whose round began with what they had not read of some text, its prompt or what plain steps wrote; and
+        how many tokens that were.
+        """
+        behind: dict[str, int] = {}
         for row in outcome.rows:
             request = self._requests.get(row.id)
             if request is not None and row.drafter is not None and row.drafted and row.drafter != NGRAM:
                 if request.drafted != self._step - 1:
-                    behind.add(row.drafter)
+                    behind[row.drafter] = behind.get(row.drafter, 0) + request.unread
                 request.drafted = self._step
         return behind
 

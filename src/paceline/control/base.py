@@ -36,6 +36,10 @@ class PlanRow:
     heat: int = 0  # see `heat_of`: the higher it is, the more rarely drafts are kept
     tree: Shape | None = None  # how its drafts may branch
     follows: bool = True  # the drafter is handed states of this text in every step, whether it drafts or not
+    unread: int = (
+        0  # tokens that the drafter has to read before it drafts: a prompt, or what plain steps wrote
+    )
+    written: int = 0  # tokens of the answer so far
 
 
 @dataclass(slots=True)  # not frozen: made for each row of each step

@@ -28,6 +28,8 @@ SMALL = 0.01  # sum of what logarithms have moved, below which no plan is anothe
 # Plain steps after which what verifying ones took is trusted less, and how much of it is left
 FADE_AFTER, FADE = 64, 0.9
 ENOUGH = 64  # steps whose prices are worth keeping for the next start
+READING = 0.25  # of a drafter's call and token: what it takes to read a token, until it was seen reading
+READ_ENOUGH = 16  # tokens that a drafter reads at once, from which on its time says what one takes
 OUTLIER = 2.0  # a step that took more than this multiple of its price counts as this much
 
 
@@ -90,6 +92,7 @@ class CostModel:
         self._moved = 0.0  # how far a logarithm has moved since
         self._idle = 0  # plain steps since one that verified
         self._factors: dict[str, float] = {}  # of draft rounds, by drafter
+        self._reading: dict[str, float] = {}  # seconds of a token that a drafter reads, as it was last seen
 
     def step_seconds(self, rows: int, verifying: bool) -> float:
         """Of a step with so many target rows, its draft apart."""
@@ -131,6 +134,18 @@ class CostModel:
             return 0.0
         base, call, token = self.draft_cost(drafter)
         return base + call * calls + token * tokens
+
+    def reading_seconds(self, drafter: str, tokens: int) -> float:
+        """Of what a drafter has to read before it drafts."""
+        if not tokens:
+            return 0.0
+        cost = self.draft_cost(drafter)
+        return tokens * self._reading.get(drafter, READING * (cost.call + cost.token))
+
+    def observe_reading(self, drafter: str, tokens: int, seconds: float, drafting: float) -> None:
+        """A round that took `seconds` and read `tokens` first; the rest of it takes `drafting` by its price."""
+        if tokens >= READ_ENOUGH and drafting < seconds < math.inf:
+            self._reading[drafter] = (seconds - drafting) / tokens
 
     def observe(self, rows: int, verifying: bool, seconds: float, *, rare: bool = False) -> None:
         """A step without prompts. `rare`: a plain one amid steps with drafts."""

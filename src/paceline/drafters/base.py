@@ -183,6 +183,10 @@ class Drafter(ABC):
         """
         return len(sequence.tokens)
 
+    def unread(self, sequence: Sequence) -> int:
+        """Tokens of the text that it has to compute before it can draft, the last one apart: they take time, too."""
+        return 0
+
     def lacks(self, sequence: Sequence) -> str | None:
         """Why it cannot draft for a text now, as a reason of control/reasons.py; None if it can."""
         return None

@@ -31,6 +31,9 @@ class ModelDrafter(Drafter):
         # tokens whose K/V begin at the committed position, by sequence: the one not used for longest first
         self._written: dict[int, list[int]] = {}
         self._refused: set[int] = set()  # sequences that did not fit, and no memory has come free since
+        self._shared: dict[
+            int, int
+        ] = {}  # tokens of others' prefixes, of sequences that were never drafted for
 
     def draft(self, context: DraftContext) -> Draft:
         active = self._with_room(context)
@@ -43,6 +46,16 @@ class ModelDrafter(Drafter):
             news = {row: [token] for row, token in zip(active, picked, strict=True)}
             active = context.picker.go_on([row for row in active if step + 1 < context.limits[row]], step)
         return context.picker.draft(self.name)
+
+    def unread(self, sequence: Sequence) -> int:
+        if sequence.id in self._written:
+            known = self.cache.committed(sequence.id) + len(self._written[sequence.id])
+        else:
+            if sequence.id not in self._shared:
+                pages = self.cache.prefix.match(sequence.tokens, sequence.salt)
+                self._shared[sequence.id] = len(pages) * self.cache.page_size
+            known = self._shared[sequence.id]
+        return max(len(sequence.tokens) - 1 - known, 0)
 
     def _with_room(self, context: DraftContext) -> list[int]:
         """The rows that draft in this round: up to date, with pages for the whole of it. The newest give way."""
@@ -135,6 +148,7 @@ class ModelDrafter(Drafter):
 
     def forget(self, sequence_id: int) -> None:
         self._refused.discard(sequence_id)
+        self._shared.pop(sequence_id, None)
         self._close(sequence_id)
 
     def _close(self, sequence_id: int) -> None:

@@ -79,6 +79,17 @@ def lacks(drafter: Drafter, sequence: Sequence, parked: dict[str, str]) -> str |
         return parked[drafter.name]
 
 
+def unread(drafter: Drafter, sequence: Sequence, parked: dict[str, str]) -> int:
+    """Tokens of a text that the drafter has to compute before it can draft."""
+    if type(drafter).unread is Drafter.unread:
+        return 0
+    try:
+        return max(int(drafter.unread(shown(drafter, sequence))), 0)
+    except Exception as error:  # noqa: BLE001  as above
+        parked[drafter.name] = failure(error)
+        return 0
+
+
 def failure(error: Exception) -> str:
     """Why a drafter is not asked any more for a request; as NoDraftReason says it."""
     return f"drafter failed: {type(error).__name__}: {error}"[:200]

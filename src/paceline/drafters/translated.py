@@ -118,6 +118,10 @@ class TranslatedDrafter(Drafter):
                 out.drafter[b], out.reasons[b] = self.name, None
         return out
 
+    def unread(self, sequence: Sequence) -> int:
+        text = self._texts.get(sequence.id)
+        return max(len(sequence.tokens) - 1 - (0 if text is None else text.read), 0)
+
     def forget(self, sequence_id: int) -> None:
         self._reader.forget(sequence_id)
         self._texts.pop(sequence_id, None)

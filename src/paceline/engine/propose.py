@@ -15,7 +15,7 @@ from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposa
 from paceline.control.reasons import NoDraftReason
 from paceline.core import OWN_NOISE, Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
-from paceline.drafters.guard import ask, failure, lacks
+from paceline.drafters.guard import ask, failure, lacks, unread
 from paceline.engine.picker import StepPicker
 from paceline.engine.plan import Found, StepPlan
 from paceline.engine.request import RequestState
@@ -80,6 +80,7 @@ def _plan_row(state: EngineState, request: RequestState, has_hidden: bool) -> Pl
         None if drafter is None else request.network, most,
         0 if is_greedy(sequence) else heat_of(sequence.params.temperature), tree,
         drafter is not None and (bool(drafter.taps) or drafter.observes),
+        unread(drafter, sequence, request.parked) if drafter is not None and most else 0, sequence.output_len,
     )  # fmt: skip
 
 
