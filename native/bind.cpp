@@ -337,6 +337,8 @@ NB_MODULE(_native, m) {
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
+  m.def("left_out", [] { return left_out(); });
+  m.def("choose_again", &choose_again);
   m.def("set_threads", [](int n) { nb::gil_scoped_release r; Pool::instance().resize(n); });
   m.def("threads", [] { return Pool::instance().size(); });
   m.def("read_memory", [](int64_t data, int64_t n) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -13,7 +14,11 @@
 
 namespace paceline {
 
-const Kernels& kernels();  // the best that this CPU can run
+const Kernels& kernels();  // the best that this CPU can run, of those that compute right on it
+using LeftOut = std::vector<std::pair<std::string, std::string>>;
+const LeftOut& left_out();  // better ones that do not, and what they get wrong
+// For tests: as if the linear, attention or norm of these sets gave a wrong number.
+void choose_again(const std::vector<std::pair<std::string, std::string>>& broken);
 bool choose_kernels(const char* name);
 const char* bf16_dot_way();  // how pairs of bfloat16 are multiplied: "registers", "pairs" or "floats"; "" if they are not
 

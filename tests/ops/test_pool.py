@@ -99,13 +99,13 @@ def test_a_fork_while_another_thread_computes(compute: Callable[[], torch.Tensor
 
 
 def test_stopped_in_the_middle(compute: Callable[[], torch.Tensor]) -> None:
-    """Whoever is stopped within a slice goes on with it."""
+    """Whoever is stopped within a slice goes on with it, also after a second: others wait for it."""
     told = compute()
 
     def body() -> bool:
         native.set_threads(1)
         native.set_threads(3)  # threads of the child's own
-        end = time.monotonic() + 1.0
+        end = time.monotonic() + 1.6
         same = True
         while same and time.monotonic() < end:
             same = torch.equal(compute(), told)
@@ -113,10 +113,10 @@ def test_stopped_in_the_middle(compute: Callable[[], torch.Tensor]) -> None:
 
     child, reads = forked(body)
     os.read(reads, 1)
-    for _ in range(5):
+    for seconds in (0.05, 0.05, 0.05, 0.05, 1.0):
         time.sleep(0.05)
         os.kill(child, signal.SIGSTOP)
-        time.sleep(0.05)
+        time.sleep(seconds)
         os.kill(child, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     os.close(reads)
@@ -135,3 +135,19 @@ def test_fewer_processors_than_threads(compute: Callable[[], torch.Tensor]) -> N
         os.sched_setaffinity(0, allowed)
         native.set_threads(3)
     assert torch.equal(compute(), told)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_all_threads_on_one_processor(compute: Callable[[], torch.Tensor]) -> None:
+    """As `taskset` starts a process: its threads are made under the affinity, and take turns."""
+    told = compute()
+
+    def body() -> bool:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        native.set_threads(1)
+        native.set_threads(3)
+        return native.default_threads() == 1 and all(torch.equal(compute(), told) for _ in range(3))
+
+    child, reads = forked(body)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(reads)

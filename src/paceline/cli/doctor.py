@@ -49,6 +49,8 @@ def _kernels() -> dict[str, str]:
 
     reason = native.why_not()
     said = f"none: {reason}" if reason else f"{native.isa()}, {native.default_threads()} threads"
+    if not reason and (wrong := native.left_out()):
+        said += f"; computes wrongly here and is not used: {wrong}"
     return {"processor": str(provenance("")["processor"]), "kernels": said}
 
 

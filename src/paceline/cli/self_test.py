@@ -55,6 +55,11 @@ def _kernels() -> Iterator[str]:
         yield f"plain PyTorch instead, slower: {reason}"
         return
     extension = native._extension()
+    if wrong := native.left_out():
+        raise ValueError(
+            f"kernels that compute wrongly on this processor are not used: {wrong}. Reinstall paceline with another "
+            "compiler; if that changes nothing, update the machine's firmware, its hypervisor or its emulator"
+        )
     try:
         for name in SETS:
             if extension.choose_isa(name):

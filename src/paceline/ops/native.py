@@ -28,6 +28,7 @@ from paceline.kv.layout import SCALED, Layout
 from paceline.memory import Arena
 from paceline.ops.base import ChainStart, Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
 from paceline.ops.binding import address, bind_cache, refusal
+from paceline.ops.extension import extension
 from paceline.ops.grids import all_grids
 from paceline.ops.native_rounds import Rounds, chain_round
 from paceline.ops.prefetch import Matrix, settle
@@ -63,6 +64,12 @@ def isa(exact: bool = False) -> str:
     """The instruction set: avx512-amx-bf16, avx512-bf16, avx512, avx2, neon, generic; `exact`: without `bf16_dot()`."""
     way = "" if exact else str(_extension().bf16_dot_way())
     return str(_extension().isa()) + {"": "", "registers": "-amx-bf16"}.get(way, "-bf16")
+
+
+def left_out() -> str:
+    """Better kernels that are not used since they compute wrongly here, and what: "" if all compute right."""
+    native = extension("left_out")
+    return "; ".join(f"{name} ({what})" for name, what in native.left_out()) if native else ""
 
 
 def bf16_dot() -> bool:

@@ -84,9 +84,14 @@ def pick_runner(
             "use a smaller step_tokens, prefill_chunk or max_batch"
         )
     threads = config.threads or native.default_threads()
-    return native.NativeRunner(
-        threads, exact, group
-    ), f"native kernels ({native.isa(exact)}, {threads} threads)"
+    which = f"{native.isa(exact)}, {threads} threads"
+    if wrong := native.left_out():
+        (say or log.warning)(
+            f"kernels that compute wrongly on this processor are not used: {wrong}; others are, which are slower: "
+            "`paceline self-test` says what to do"
+        )
+        which += f", without {wrong}"
+    return native.NativeRunner(threads, exact, group), f"native kernels ({which})"
 
 
 def _device_runner(
