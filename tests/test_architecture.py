@@ -71,6 +71,7 @@ MAY_IMPORT = {
     "server": {"chat", "media", "control", "engine", "text", "llm", "assembly", "memory"},
     "provenance": set(),
     "forecast": {
+        "assembly",
         "capacity",
         "checkpoints",
         "control",
@@ -80,6 +81,7 @@ MAY_IMPORT = {
         "memory",
         "models",
         "ops",
+        "suggest",
         "survey",
     },
     "bench": {

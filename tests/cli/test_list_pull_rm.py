@@ -80,7 +80,7 @@ def test_list_says_what_is_here_and_what_cannot_be_used(
 def test_list_without_any_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
     assert call(monkeypatch, "list") == 0
-    assert capsys.readouterr().out.startswith("demo")
+    assert capsys.readouterr().out.splitlines()[1].startswith("demo")
 
 
 def test_rm_removes_only_what_is_named_in_the_cache(

@@ -2,76 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.terminal import MOST_HISTORY, open_history
-
-needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
-SECONDS = 300  # for anything to appear: machines of CI are slow
-
-
-class Terminal:
-    """`paceline run` in a window of a tmux server of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.socket = str(folder / "tmux")
-
-    def tmux(self, *args: str, text: str | None = None) -> str:
-        command = ["tmux", "-S", self.socket, "-f", os.devnull, *args]
-        done = subprocess.run(command, capture_output=True, text=True, input=text, check=True)
-        return done.stdout
-
-    def start(self, *args: str, size: tuple[int, int] = (100, 40), **environment: str) -> None:
-        said = {
-            "OMP_NUM_THREADS": "2", "XDG_CACHE_HOME": str(self.folder),
-            "PACELINE_PROFILE_DIR": os.environ["PACELINE_PROFILE_DIR"],
-        } | environment  # fmt: skip
-        words = [f"{name}={value}" for name, value in said.items()]
-        program = [sys.executable, "-c", "from paceline.cli import main; main()", "run", *args]
-        shell = shlex.join(["env", *words, *program]) + "; echo left with $?; sleep 1000"
-        width, height = size
-        self.socket += "."  # a server that has just been stopped may still hold its own
-        self.tmux("new-session", "-d", "-x", str(width), "-y", str(height), shell)
-        self.wait(">>>")
-
-    def keys(self, *keys: str) -> None:
-        self.tmux("send-keys", *keys)
-
-    def type(self, text: str) -> None:
-        self.tmux("send-keys", "-l", text)
-
-    def paste(self, text: str) -> None:
-        self.tmux("load-buffer", "-", text=text)
-        self.tmux("paste-buffer", "-p", "-r")  # bracketed, as terminals do it
-
-    def screen(self, colours: bool = False) -> str:
-        return self.tmux("capture-pane", "-p", "-J", "-S", "-200", *(["-e"] if colours else []))
-
-    def wait(self, text: str, count: int = 1) -> str:
-        """The screen, once `text` stands on it `count` times."""
-        return self.wait_for(
-            lambda screen: screen.count(text) >= count, f"{text!r} is not there {count} times"
-        )
-
-    def wait_for(self, seen: Callable[[str], bool], otherwise: str = "it is not seen") -> str:
-        end = time.monotonic() + SECONDS
-        while not seen(screen := self.screen()):
-            assert time.monotonic() < end, f"{otherwise}: {screen[-2000:]}"
-            time.sleep(0.1)
-        return screen
-
-    def stop(self) -> None:
-        subprocess.run(["tmux", "-S", self.socket, "kill-server"], capture_output=True, check=False)
+from terminals import SECONDS, Terminal, needs_tmux
 
 
 @pytest.fixture
@@ -112,12 +50,14 @@ def test_a_paste_of_several_lines_is_one_text(terminal: Terminal) -> None:
     terminal.wait("print(f(1))")
     terminal.keys("Enter")
     terminal.wait("stopped at max_tokens=6")
+    terminal.wait(">>>", 2)  # what is typed before it would be offered, and wait for an Enter of its own
     terminal.type('"""one')
     terminal.keys("Enter")
     terminal.wait("... ")
     terminal.type('two"""')
     terminal.keys("Enter")
     terminal.wait("stopped at max_tokens=6", 2)
+    terminal.wait(">>>", 3)
     saved = terminal.folder / "talk.json"
     terminal.type(f"/save {saved}")
     terminal.keys("Enter")
@@ -136,9 +76,11 @@ def test_ctrl_c_ends_the_answer_only_and_twice_at_the_prompt_leaves(terminal: Te
     terminal.keys("C-c")
     screen = terminal.wait("stopped")
     assert "Traceback" not in screen
+    terminal.wait(">>>", 2)
     terminal.type("/show")
     terminal.keys("Enter")
     assert "2 messages" in terminal.wait("messages; ")
+    terminal.wait(">>>", 3)
     terminal.type("half a line")
     terminal.keys("C-c")  # clears the line
     terminal.keys("C-c")
@@ -146,10 +88,26 @@ def test_ctrl_c_ends_the_answer_only_and_twice_at_the_prompt_leaves(terminal: Te
     terminal.type("/stats")
     terminal.keys("Enter")
     terminal.wait("no answer has been written")
+    terminal.wait(">>>", 5)
     terminal.keys("C-c")
     terminal.wait("Ctrl-C again or Ctrl-D leaves", 2)
     terminal.keys("C-c")
     assert "Traceback" not in terminal.wait("left with 0")
+
+
+@needs_tmux
+def test_what_is_typed_during_an_answer_is_offered_and_not_sent(terminal: Terminal) -> None:
+    terminal.start("demo", "--chat", "--ignore-eos", "--drafter", "none")
+    terminal.type("x = 1")
+    terminal.keys("Enter")
+    terminal.wait_for(lambda screen: bool(screen.partition(">>> x = 1")[2].strip()))
+    terminal.type("/show")
+    terminal.keys("Enter", "Left")  # an arrow is no text
+    terminal.keys("C-c")
+    screen = terminal.wait(">>> /show")
+    assert "messages; " not in screen
+    terminal.keys("Enter")
+    terminal.wait("2 messages; ")
 
 
 @needs_tmux
@@ -158,6 +116,7 @@ def test_history_is_there_at_the_next_start(terminal: Terminal) -> None:
     terminal.type("/set top_k 17")
     terminal.keys("Enter")
     terminal.wait("top_k = 17")
+    terminal.wait(">>>", 2)
     terminal.keys("C-d")
     terminal.wait("left with 0")
     terminal.stop()

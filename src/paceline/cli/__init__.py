@@ -27,7 +27,7 @@ COMMANDS = {
     "bench": "Measure what speculation brings on this machine.",
     "check": "Prove on this machine that speculation changes no token.",
     "audit": "Ask any server whether its speculation changes the text.",
-    "list": "List the models that are on this machine.",
+    "list": "List the models that are on this machine, and well-known ones that fit.",
     "pull": "Download a model and the drafter that was published for it.",
     "rm": "Remove models from the cache of downloads.",
     "info": "Say what a model is, what it needs and what would be used; without one, what is installed.",
@@ -69,7 +69,9 @@ class Commands(click.Group):
 
 
 @click.command(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="paceline")
 @click.option("--traceback", is_flag=True, help="On an error, show where in the code it happened.")
@@ -79,12 +81,22 @@ def group(ctx: click.Context, traceback: bool) -> None:
 
     \b
     Start here:
+      paceline                    asks which model, fetches it, and talks
       paceline run smollm2        a conversation with a small model
       paceline check --quick      the proof that speculation changes nothing
       paceline bench --quick      what it brings on this machine
       paceline info MODEL         whether a model will run here, and how fast
     """
     ctx.obj = {"traceback": traceback}
+    if ctx.invoked_subcommand is not None:
+        return
+    from paceline.cli import choose
+
+    if choose.interactive():
+        choose.start(ctx)
+    else:
+        click.echo(ctx.get_help())
+        ctx.exit(2)
 
 
 def _fit_streams() -> None:

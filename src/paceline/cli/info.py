@@ -142,6 +142,7 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
 def _pair(seen: Seen, config: EngineConfig, folder: Path, profiles: Path) -> dict[str, str]:
     """What is known of the target with its drafter, or which drafters there are that nobody named."""
     from paceline.files import fingerprint
+    from paceline.forecast.catalogue import drafter_for
     from paceline.hub.cache import hub_cache
     from paceline.startup.describe import describe_pair
     from paceline.startup.profile_store import machine
@@ -150,7 +151,9 @@ def _pair(seen: Seen, config: EngineConfig, folder: Path, profiles: Path) -> dic
     kind, source, _ = seen.drafter
     if source is None:
         found = suggestions(folder, [hub_cache()]) if config.drafter == "auto" else []
-        return {f"could draft{' ' * i}": one.described(folder) for i, one in enumerate(found)}
+        if found or config.drafter != "auto" or (known := drafter_for(config.target)) is None:
+            return {f"could draft{' ' * i}": one.described(folder) for i, one in enumerate(found)}
+        return {"could draft": f"{known}, a smaller model of its vocabulary: --drafter {known}"}
     if seen.troubles or not weights(folder):
         return {}
     key = {"machine": machine(seen.device), "target": fingerprint(folder), "drafter": fingerprint(source)}
@@ -203,7 +206,7 @@ def _plan(seen: Seen, config: EngineConfig, outlook: Outlook, card: int | None, 
                 seen.bandwidth / (size.layers + size.head))
             for need, size in zip(seen.needs, sizes.values(), strict=True)
         ]  # fmt: skip
-        seen.next = outlook.next(config, folder, seen.fits)
+        seen.next = outlook.next(config, folder, seen.fits, seen.free)
 
 
 def _judge(seen: Seen, config: EngineConfig, outlook: Outlook, how: tuple[Path, Runner, bool]) -> None:
@@ -218,7 +221,7 @@ def _judge(seen: Seen, config: EngineConfig, outlook: Outlook, how: tuple[Path, 
     if measure:
         outlook.say("measuring for some seconds (--no-measure leaves it out)")
     seen.fits = fits(parsed, ways(seen.models[0], parsed), runner, seen.free, measure=measure)
-    seen.next = outlook.next(config, folder, seen.fits)
+    seen.next = outlook.next(config, folder, seen.fits, seen.free)
 
 
 def _as_json(seen: Seen) -> str:

@@ -35,6 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 MOST_USED = "Most used"
 _FILE_TARGET = "paceline.target"  # of a context
+OFFERED = "paceline.offered"  # of a context: whether a conversation begins with a question that is offered
 FROM_ENVIRONMENT = (
     "What is not given is read from the environment, too: PACELINE_ and the option's name, for instance "
     "PACELINE_MAX_BATCH for --max-batch."

@@ -12,6 +12,7 @@ from paceline.errors import LoadError
 
 if TYPE_CHECKING:
     from paceline.hub.names import HubName
+    from paceline.hub.resolve import Role
 
 
 @click.command()
@@ -28,34 +29,53 @@ def command(name: str, drafter: bool, media: bool) -> None:
     Configs and headers are looked at first, so a model that paceline cannot run is refused before any weight is fetched.
     `hf auth login` is needed for gated models.
     """
+    if not fetch(name, drafter=drafter, media=media):
+        click.echo(f"{name} is on this machine: paceline run {name}")
+        return
+    click.echo(f"next: paceline run {name}")
+
+
+def fetch(name: str, *, drafter: bool, media: bool) -> bool:
+    """Download a model, what was published to draft for it, and what sees and hears; False for one that is a file or a
+    folder here. A download that was interrupted goes on where it stopped. Raises LoadError."""
     from paceline.hub.outline import as_named
-    from paceline.hub.resolve import locate, look_at, resolve
+    from paceline.hub.resolve import locate, look_at
     from paceline.models.inspection import check
 
     hub = locate(name, "target")
     if isinstance(hub, Path):
-        click.echo(f"{name} is on this machine: paceline run {name}")
-        return
+        return False
     with tempfile.TemporaryDirectory() as scratch:
         try:
             check(look_at(name, "target", Path(scratch)))
         except LoadError as error:
             raise type(error)(as_named(str(error), Path(scratch))) from error
-    folder = resolve(name, "target")
+    folder = _checked(name, "target")
     click.echo(f"{name} is in {folder}")
     made = _published(folder, hub) if drafter else None
     if made is not None:
         try:
-            click.echo(f"its drafter {made} is in {resolve(made, 'assistant')}")
+            click.echo(f"its drafter {made} is in {_checked(made, 'assistant')}")
         except LoadError as error:
             raise LoadError(f"{name} is here, its drafter is not: {error}") from error
     towers = _towers(folder, hub) if media else None
     if towers is not None:
         try:
-            click.echo(f"its towers {towers} are in {resolve(towers, 'assistant')}")
+            click.echo(f"its towers {towers} are in {_checked(towers, 'assistant')}")
         except LoadError as error:
             raise LoadError(f"{name} is here, what sees and hears is not: {error}") from error
-    click.echo(f"next: paceline run {name}")
+    return True
+
+
+def _checked(name: str, role: Role) -> Path:
+    """A model of the hub, downloaded and held against the hashes that the hub says."""
+    from paceline.hub.hashes import check_hashes
+    from paceline.hub.resolve import resolve
+
+    folder = resolve(name, role)
+    if count := check_hashes(folder):
+        click.echo(f"{name}: SHA-256 of {count} weight files as the hub says")
+    return folder
 
 
 def _towers(folder: Path, hub: HubName) -> str | None:

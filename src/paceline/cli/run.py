@@ -13,6 +13,7 @@ import click
 
 from paceline.cli.options import (
     FROM_ENVIRONMENT,
+    OFFERED,
     Command,
     apply,
     default_target,
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from paceline.soft_tokens import Kind
 
 _PART = re.compile(r"^messages\.\d+\.content\.(\d+)\.\w+(?=[: ])")  # how an error names a file of --image
+
+QUESTIONS = {  # that are offered, by whether the model chats
+    True: "Fix the spelling mistakes: Last summer we went to the sea with our freinds and told each other storys.",
+    False: "def parse(text):",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,7 @@ def command(
         if prompt is None:
             freeze_objects()
             how = chat, system, when_full == "refuse"
-            _converse(_conversation(llm, said, how, show), shown)
+            _converse(_conversation(llm, said, how, show), shown, _question(chat))
         else:
             content = _content(prompt, shown) if shown else prompt
             _write(llm, (content, chat, system), said, show)
@@ -249,8 +255,13 @@ def _conversation(
     return conversation
 
 
-def _converse(conversation: Conversation, files: list[tuple[Kind, str]]) -> None:
-    """`files` go with the first message."""
+def _question(chat: bool) -> str:
+    """What is offered as the first text of somebody who has only chosen a model."""
+    return QUESTIONS[chat] if click.get_current_context().meta.get(OFFERED) else ""
+
+
+def _converse(conversation: Conversation, files: list[tuple[Kind, str]], offered: str) -> None:
+    """`files` go with the first message, which `offered` is a proposal for."""
     from paceline.cli.terminal import Screen, choose_reader, colours, converse
 
     what = (
@@ -264,7 +275,9 @@ def _converse(conversation: Conversation, files: list[tuple[Kind, str]]) -> None
     for kind, path in files:
         click.echo(conversation.attach(path, kind).text, err=True)
     reader = choose_reader(Path(profile_dir()) / "history", conversation.commands)
-    converse(conversation, reader, Screen())
+    if offered:
+        click.echo("Enter asks what stands there; change it, or Ctrl-C clears it.", err=True)
+    converse(conversation, reader, Screen(), offered)
 
 
 def _content(prompt: str, files: list[tuple[Kind, str]]) -> list[dict[str, Any]]:

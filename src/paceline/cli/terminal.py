@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from paceline.cli.conversation import Conversation
 
 MOST_HISTORY = 2**20  # bytes of the history file; of a larger one the newer half is kept
+KEYBOARD = 0  # the file of standard input
+_KEYS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?")  # arrows and other keys that are no text
 STYLES: dict[str, dict[str, Any]] = {
     "draft": {"fg": "green"}, "thought": {"dim": True}, "prompt": {"dim": True}, "note": {"dim": True},
     "error": {"fg": "red"},
@@ -80,16 +83,20 @@ class Screen:
 class Reader(Protocol):
     """Where lines come from."""
 
-    def read(self) -> str:
-        """The next text. EOFError: the input has ended. KeyboardInterrupt: Ctrl-C with nothing typed."""
+    def read(self, offered: str = "") -> str:
+        """The next text; `offered` stands there to be edited. EOFError: the input has ended. KeyboardInterrupt: Ctrl-C
+        with nothing typed."""
         ...
 
 
 class PlainReader:
     """Lines as they come, without editing: for dumb terminals, and where the answers go to a file."""
 
-    def read(self) -> str:
-        text = self._line(">>> ")
+    def read(self, offered: str = "") -> str:
+        """Where nothing can be edited, Enter alone takes what is offered."""
+        if offered:
+            click.echo(f"{offered}\n(Enter takes that)", err=True)
+        text = self._line(">>> ") or offered
         while unfinished(text):
             text += "\n" + self._line("... ")
         return text
@@ -117,8 +124,8 @@ class EditingReader:
             color_depth=None if colours() else ColorDepth.DEPTH_1_BIT,
         )
 
-    def read(self) -> str:
-        return self._session.prompt(">>> ")
+    def read(self, offered: str = "") -> str:
+        return self._session.prompt(">>> ", default=offered)
 
 
 def open_history(path: Path) -> FileHistory:
@@ -188,12 +195,15 @@ def choose_reader(history: Path, commands: list[str]) -> Reader:
     return EditingReader(history, commands)
 
 
-def converse(conversation: Conversation, reader: Reader, screen: Screen) -> None:
-    """Read and answer until the conversation is left: by its command, Ctrl-D, or Ctrl-C twice with nothing typed."""
+def converse(conversation: Conversation, reader: Reader, screen: Screen, offered: str = "") -> None:
+    """Read and answer until the conversation is left: by its command, Ctrl-D, or Ctrl-C twice with nothing typed.
+
+    `offered` stands in the first line, to be edited; in the later ones what was typed during an answer.
+    """
     interrupts = 0
     while not conversation.done:
         try:
-            line = reader.read()
+            line = reader.read(offered)
         except EOFError:
             return
         except OSError:
@@ -205,27 +215,40 @@ def converse(conversation: Conversation, reader: Reader, screen: Screen) -> None
             screen.show(Piece("Ctrl-C again or Ctrl-D leaves", "note"))
             continue
         interrupts = 0
-        with interruptible(conversation), unechoed():
+        with interruptible(conversation), TypedAhead() as typed:
             screen.show_all(conversation.take(line))
+        offered = typed.text
 
 
-@contextmanager
-def unechoed() -> Iterator[None]:
-    """What is typed during an answer is not mixed into it: it waits, and stands in the next line to be edited."""
-    keyboard = 0
-    if not os.isatty(keyboard) or find_spec("termios") is None:
-        yield
-        return
-    import termios
+class TypedAhead:
+    """What is typed during an answer is not mixed into it, and not sent by an Enter in it: afterwards it is `text`."""
 
-    before = termios.tcgetattr(keyboard)
-    now = before.copy()
-    now[3] &= ~termios.ECHO
-    termios.tcsetattr(keyboard, termios.TCSADRAIN, now)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+    def __init__(self) -> None:
+        self.text = ""
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> TypedAhead:
+        if os.isatty(KEYBOARD) and find_spec("termios") is not None:
+            import termios
+
+            self._before = termios.tcgetattr(KEYBOARD)
+            quiet = self._before.copy()
+            quiet[3] &= ~(termios.ECHO | termios.ICANON)  # Ctrl-C stays a signal,
+            quiet[3] |= termios.NOFLSH  # which throws nothing away
+            termios.tcsetattr(KEYBOARD, termios.TCSADRAIN, quiet)
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        if self._before is None:
+            return
+        import select
+        import termios
+
+        found = b""
+        while select.select([KEYBOARD], [], [], 0)[0] and (more := os.read(KEYBOARD, 4096)):
+            found += more
+        self.text = clean(_KEYS.sub("", found.decode(errors="replace"))).rstrip("\n")
+        termios.tcsetattr(KEYBOARD, termios.TCSADRAIN, self._before)
 
 
 @contextmanager

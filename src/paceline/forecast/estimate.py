@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from math import prod
 from statistics import median
@@ -36,6 +37,7 @@ BESIDE = 1 << 29  # bytes of the process itself and of what it computes with, be
 SECONDS = 0.8  # of decoding a slice, of timing its head
 KINDS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I8": "int8", "U8": "int4", "I32": "int4"}
 LAYERS, MOST = 6, 1 << 30  # layers of a slice where they take no more bytes: a step has costs beside them
+USEFUL = 2048  # tokens of context that a way to keep the weights should leave
 CONTEXT = 512  # tokens that the slice's cache holds
 
 
@@ -122,6 +124,17 @@ def fits(
             continue
         found.append(Fit(kind, size, context, speed(config, kind, size, runner) if measure else None))
     return found
+
+
+def chosen(fits: Seq[Fit], free: int) -> Fit:
+    """How to keep the weights, of `fits` as they are stored first and then in fewer bits: the first way that leaves a
+    useful context and takes half of `free` bytes at most, since every token reads them all; else the first that leaves
+    one, or fits. Where none fits, the smallest.
+    """
+    useful = [fit for fit in fits if (fit.context or 0) >= USEFUL]
+    light = [fit for fit in useful if fit.size.memory <= free / 2]
+    fitting = [fit for fit in fits if fit.context is not None]
+    return next(iter(light or useful or fitting), min(fits, key=lambda fit: fit.size.memory))
 
 
 def speed(config: ModelConfig, kind: WeightKind, whole: Size, runner: Runner) -> float:

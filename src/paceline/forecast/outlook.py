@@ -9,14 +9,12 @@ from pathlib import Path
 from paceline.checkpoints.loading import has_no_weights
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError, LoadError, UsageError
-from paceline.forecast.estimate import Fit
+from paceline.forecast.estimate import Fit, chosen
 from paceline.forecast.published import published
 from paceline.hub.names import CACHE_PREFIX, check_folder, parse_hub
 from paceline.hub.outline import as_named, plan
 from paceline.hub.resolve import Role, look_at
 from paceline.models.config import read_config
-
-USEFUL = 2048  # tokens of context that a way to keep the weights should leave
 
 
 class Outlook:
@@ -64,13 +62,12 @@ class Outlook:
         """`text` with the names that a user knows."""
         return as_named(text.replace(str(self._scratch / "planned"), str(self._folder)), self._scratch)
 
-    def next(self, config: EngineConfig, folder: Path, fits: Seq[Fit]) -> str:
-        """What to type, or why nothing helps."""
-        good = [fit for fit in fits if fit.context is not None]
-        if not good:
-            least = min(fits, key=lambda fit: fit.size.memory)
-            return f"it does not fit: free {least.size.memory / 1e9:.1f} GB of memory and more, or choose a smaller model"
-        best = next((fit for fit in good if (fit.context or 0) >= USEFUL), good[0])
+    def next(self, config: EngineConfig, folder: Path, fits: Seq[Fit], free: int) -> str:
+        """What to type, or why nothing helps. `free`: bytes of memory."""
+        best = chosen(fits, free)
+        if best.context is None:
+            need = f"{best.size.memory / 1e9:.1f} GB"
+            return f"it does not fit: free {need} of memory and more, or choose a smaller model (`paceline list`)"
         quantize = "" if best is fits[0] else f" --quantize {best.kind}"
         if self._scratch in folder.parents:  # nothing of it is here yet
             name = self.named(str(folder))

