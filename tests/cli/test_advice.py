@@ -35,6 +35,8 @@ OF = {  # rooms that speak for commands which the imports do not tell
     "paceline.server": ("serve",),  # `generate --ray` reaches it through the cluster, and serves nothing
     "paceline.cluster.fleet": ("serve",),
     "paceline.cli.info": ("info", "run"),  # it says how a model would be run
+    "paceline.cli.choose": ("run",),  # `paceline` alone, which goes on as `run`
+    "paceline.forecast.catalogue": ("run",),
     "paceline.forecast.outlook": ("info", "run"),
     "paceline.convert.output": ("convert",),  # `quantize` unpacks into an empty folder of its own
 }

@@ -90,8 +90,7 @@ def group(ctx: click.Context, traceback: bool) -> None:
     ctx.obj = {"traceback": traceback}
     if ctx.invoked_subcommand is not None:
         return
-    from paceline.cli import choose
-
+    choose = importlib.import_module("paceline.cli.choose")
     if choose.interactive():
         choose.start(ctx)
     else:
