@@ -80,7 +80,7 @@ def params_of(subject: Subject, prompt: tuple[int, ...], number: int, length: in
 
 def make_case(subject: Subject, number: int, length: int) -> Case:
     """Case `number` of an endless, fixed order: its text without a drafter, alone, with nothing shared."""
-    prompt = subject.prompts[number % len(subject.prompts)]
+    prompt = _prompt(subject, number)
     alone = Scene("alone", salt=f"check-{number}")
     params = replace(params_of(subject, prompt, number, length), drafter="none")
 
@@ -97,6 +97,16 @@ def make_case(subject: Subject, number: int, length: int) -> Case:
     if ends is not params:
         output = write(ends)
     return Case(prompt, ends, output)
+
+
+def _prompt(subject: Subject, number: int) -> tuple[int, ...]:
+    """The prompts in turn. After two rounds, of which one finds them in the cache, each begins at another place: a
+    greedy text that is asked for ever again shows nothing new.
+    """
+    turn, at = divmod(number, len(subject.prompts))
+    prompt = subject.prompts[at]
+    begin = 7 * (turn // 2) % len(prompt)
+    return (*prompt[begin:], *prompt[:begin])
 
 
 def _ending(subject: Subject, output: Output, params: SamplingParams, end: str) -> SamplingParams:

@@ -37,6 +37,7 @@ PLAYS = (
 class Score:
     """What was compared so far."""
 
+    chapters: int = 0  # that were gone through to their ends
     tokens: int = 0
     texts: int = 0
     drafted: dict[str, int] = field(default_factory=dict)
@@ -85,17 +86,22 @@ def compare(
     noise_floor: float,
     report: Callable[[int], None] = lambda n: None,
     score: Score | None = None,
+    save: Callable[[Score], None] = lambda score: None,
 ) -> Score:
-    """Compare until the effort is spent or the first difference is found; adds to `score`. Raises Broken."""
+    """Compare until the effort is spent or the first difference is found. Raises Broken.
+
+    Adds to `score`, from its chapter on. `save` is given it after each chapter.
+    """
     score = score if score is not None else Score()
-    end, chapter = time.perf_counter() + effort.seconds, 0
-    before = subject.engine.state.preemptions
-    while (score.tokens < effort.tokens or not chapter) and time.perf_counter() < end:
+    end = time.perf_counter() + effort.seconds
+    before = subject.engine.state.preemptions - score.preemptions
+    while (score.tokens < effort.tokens or not score.chapters) and time.perf_counter() < end:
+        chapter = score.chapters
         first = chapter * effort.cases
         cases = [make_case(subject, first + i, effort.length) for i in range(effort.cases)]
         for scene, batch in _batches(subject, cases, chapter):
             if time.perf_counter() > end:
-                break
+                return score
             done = _play(subject, scene, batch)
             for (case, params), output in zip(batch, done, strict=True):
                 score.divergence = compare_one(
@@ -108,7 +114,8 @@ def compare(
             score.scenes.add(scene.name)
             score.preemptions = subject.engine.state.preemptions - before
             report(score.tokens)
-        chapter += 1
+        score.chapters += 1
+        save(score)
     return score
 
 

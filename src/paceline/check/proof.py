@@ -12,6 +12,7 @@ from paceline.check.certificate import INTERRUPTED, Certificate, Finding
 from paceline.check.crash import describe
 from paceline.check.distribution import Rule, Sampled, Trial
 from paceline.check.identity import Effort
+from paceline.check.state_file import StateFile
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
@@ -30,6 +31,7 @@ class Plan:
     texts: int = 6  # of each drafter and scene, whose drafts are held against those of a clean start
     lossy: SamplingParams | None = None  # its rule is measured, and nothing else
     processes: int = 0  # that are started anew and compared with each other
+    state: StateFile | None = None  # where token identity goes on from
 
 
 QUICK = Plan(Effort(tokens=6_000, seconds=20.0, length=48), samples=1500, law_seconds=2.5, length=64, texts=3)
@@ -86,12 +88,18 @@ def prove(
 def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
     if plan.lossy is not None:
         return _distributions(subject, plan, report)
-    rows, score, clean = forward.Deviation(), identity.Score(), dict[str, drafts.Compared]()
-    total = plan.effort.tokens
+    rows, clean, effort, state = forward.Deviation(), dict[str, drafts.Compared](), plan.effort, plan.state
+    score = state.read(subject, effort) if state else identity.Score()
+    total = effort.tokens
 
     def compare() -> None:
         identity.compare(
-            subject, plan.effort, rows.logits, lambda n: report(identity.NAME, min(1.0, n / total)), score
+            subject,
+            effort,
+            rows.logits,
+            lambda n: report(identity.NAME, min(1.0, n / total)),
+            score,
+            lambda now: state.write(subject, effort, now) if state else None,
         )
 
     def draft() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.check.certificate import Certificate
     from paceline.check.proof import Plan
+    from paceline.check.state_file import StateFile
     from paceline.core import SamplingParams
     from paceline.llm import LLM
 
@@ -62,6 +64,12 @@ class Seconds(click.FloatRange):
 )
 @click.option("--seconds", type=Seconds(min=0, min_open=True), help="Give token identity at most that long.")
 @click.option(
+    "--state",
+    "state_path",
+    metavar="FILE",
+    help="Keep there how far token identity has come, and go on from it: so --tokens can be the work of several nights.",
+)
+@click.option(
     "--processes",
     type=click.IntRange(min=2),
     metavar="N",
@@ -80,8 +88,8 @@ class Seconds(click.FloatRange):
 @apply(engine_options("check"))
 def command(
     target: str | None, named: str | None, drafters: tuple[str, ...], quick: bool, tokens: int | None,
-    seconds: float | None, processes: int | None, json_path: str | None, verbose: bool, verify: str,
-    typical_epsilon: float | None, typical_delta: float | None, **values: Any,
+    seconds: float | None, state_path: str | None, processes: int | None, json_path: str | None, verbose: bool,
+    verify: str, typical_epsilon: float | None, typical_delta: float | None, **values: Any,
 ) -> None:  # fmt: skip
     """Prove, or refute, on this machine that speculation with TARGET changes no token.
 
@@ -97,14 +105,18 @@ def command(
     only if everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.
     """
     target = one_target(target, named)
-    _writable(json_path)
+    for path in (json_path, state_path):
+        _writable(path)
     names = drafters or (("auto", "model+ngram") if target == "demo" else ("auto",))
     lossy = _lossy(verify, {"typical_epsilon": typical_epsilon, "typical_delta": typical_delta})
     if lossy is not None and processes is not None:
         raise UsageError("--processes compares what match writes: leave it out, or --verify typical")
-    plan = replace(_plan(quick, tokens, seconds), lossy=lossy, processes=processes or 0)
+    plan = _plan(quick, tokens, seconds)
+    plan = replace(plan, lossy=lossy, processes=processes or 0, state=_state(state_path, lossy))
     certificate = _check(target, names, plan, values)
     click.echo(certificate.to_text(verbose=verbose))
+    if state_path is not None and certificate.interrupted:
+        click.echo(f"Give the same command again: it goes on from {state_path}.", err=True)
     if json_path is not None:
         from paceline.bench.report import write
 
@@ -116,17 +128,27 @@ def command(
         sys.exit(INTERRUPTED if certificate.interrupted else 1)
 
 
-def _writable(json_path: str | None) -> None:
+def _writable(name: str | None) -> None:
     """Raise UsageError before the work is done, not after it."""
-    if json_path is None:
+    if name is None:
         return
-    path = Path(json_path).resolve()
+    path = Path(name).resolve()
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {json_path}: its folder does not exist")
+        raise UsageError(f"cannot write {name}: its folder does not exist")
     if path.exists() and not path.is_file():
-        raise UsageError(f"cannot write {json_path}: it is no file, name one in a folder")
+        raise UsageError(f"cannot write {name}: it is no file, name one in a folder")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"cannot write {json_path}: its folder may not be written to")
+        raise UsageError(f"cannot write {name}: its folder may not be written to")
+
+
+def _state(path: str | None, lossy: SamplingParams | None) -> StateFile | None:
+    from paceline.check.state_file import StateFile
+
+    if path is None:
+        return None
+    if lossy is not None:
+        raise UsageError("--state keeps what match compares: leave it out, or --verify typical")
+    return StateFile(Path(path))
 
 
 def _lossy(verify: str, said: dict[str, float | None]) -> SamplingParams | None:
@@ -165,13 +187,26 @@ def _check(target: str, drafters: tuple[str, ...], plan: Plan, values: dict[str,
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("loading", total=1.0)
         command = "paceline " + " ".join(sys.argv[1:])
-        return prove(
-            subject,
-            plan,
-            provenance(command),
-            lambda what, share: progress.update(task, description=what, completed=share),
-            order,
-        )
+        say = _percents(plan.state) if not progress.console.is_terminal else lambda what, share: None
+
+        def report(what: str, share: float) -> None:
+            progress.update(task, description=what, completed=share)
+            say(what, share)
+
+        return prove(subject, plan, provenance(command), report, order)
+
+
+def _percents(state: StateFile | None) -> Callable[[str, float], None]:
+    """A line for each percent of a check over nights, where nobody sees a bar. Others are over soon, and say nothing."""
+    told: set[tuple[str, int]] = set()
+
+    def say(what: str, share: float) -> None:
+        now = (what, int(share * 100))
+        if state is not None and now not in told:
+            told.add(now)
+            click.echo(f"{what} {share:4.0%}", err=True)
+
+    return say
 
 
 def workload(llm: LLM, name: str, longest: int) -> list[list[int]]:
