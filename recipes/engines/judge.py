@@ -8,6 +8,9 @@ is how far, in nats, the lesser of the two tokens lies below the reference's bes
 close together. So an engine's own *reach* is measured: how far below the reference's best its plain texts ever go.
 A gap within twice the reach (and at least 0.05 nats) is a near-tie, one beyond it a plain error. Greedy cells only.
 Sampled texts are compared where an engine keeps seeds; their differences have no gap.
+
+Of copies and edits the opaque identifiers are counted, too: those that plain decoding wrote as they were given, and
+those of them that are not in the drafted text.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from draft import Files, prepare
 from engines import PLAIN
-from questions import questions
+from questions import MAKE, Asked
 from run import CONTEXT, DEFAULT_WORK, Cell
 
 from paceline import LLM
@@ -40,22 +43,28 @@ class Results:
     header: dict[str, Any]
     texts: dict[str, list[int]]
     seconds: float
+    died: str = ""  # the last line of an engine that went no further
 
     @property
-    def key(self) -> tuple[str, str, float]:
-        return self.cell.engine, self.cell.model, self.cell.temperature
+    def key(self) -> tuple[str, str, float, bool]:
+        return self.cell.engine, self.cell.model, self.cell.temperature, self.cell.speeds
 
     @property
     def is_baseline(self) -> bool:
         """Plain decoding, one request at a time, asked first: what all others are compared with."""
         return self.cell.mode == PLAIN and self.cell.parallel == 1 and not self.cell.repeat
 
+    def without(self, ends: Sequence[int]) -> Results:
+        """The same, with no text's end token written down."""
+        return replace(self, texts={k: t[:-1] if t and t[-1] in ends else t for k, t in self.texts.items()})
+
 
 def read(path: Path) -> Results:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     answers = [line for line in lines[1:] if "id" in line]
     texts = {line["id"]: line["tokens"] for line in answers}
-    return Results(Cell(**lines[0]["cell"]), lines[0], texts, sum(line["seconds"] for line in answers))
+    died = next((line["died"] for line in lines if "died" in line), "")
+    return Results(Cell(**lines[0]["cell"]), lines[0], texts, sum(line["seconds"] for line in answers), died)
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -66,34 +75,62 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
+def in_float64(model: Any) -> Any:
+    """Let a model compute in float64, holding one layer at a time in it: a large one fits no other way."""
+
+    def widen(module: torch.nn.Module, *_: Any) -> None:
+        module.double()
+
+    def narrow(module: torch.nn.Module, *_: Any) -> None:
+        module.float()
+
+    model.model.embed_tokens.register_forward_hook(lambda module, given, out: out.double())
+    for layer in (*model.model.layers, model.model.norm):
+        layer.register_forward_pre_hook(widen)
+        layer.register_forward_hook(narrow)
+
+    model.lm_head.forward = partial(_head, model.lm_head.weight)
+    return model.eval()
+
+
+def _head(weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    return torch.cat([hidden @ part.double().T for part in weight.split(16384)], -1)
+
+
 class Reference:
     """transformers in float64, on the weights of a model's folder."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._prompts: dict[str, list[int]] = {}
 
     @cached_property
     def model(self) -> Any:
         import transformers
 
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            self._files.folder, dtype=torch.float64
-        ).eval()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        return in_float64(load(self._files.folder, dtype=torch.float32, attn_implementation="eager"))
 
     @cached_property
-    def prompts(self) -> dict[str, list[int]]:
-        llm = LLM(str(self._files.gguf), drafter="none", native=False)
-        return {a.id: [*llm.render([{"role": "user", "content": a.text}])[0]] for a in questions(1000)}
+    def _llm(self) -> LLM:
+        return LLM(str(self._files.gguf), drafter="none", native=False)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text; some engines write them down, some do not."""
+        return tuple(self._llm.engine.state.target.eos_token_ids)
+
+    def prompt(self, question: str) -> list[int]:
+        messages = [{"role": "user", "content": asked(question).text}]
+        return [*self._llm.render(messages)[0]]
 
     def words(self, ids: Sequence[int]) -> str:
-        return LLM(str(self._files.gguf), drafter="none", native=False).tokenizer.decode(list(ids))
+        return self._llm.tokenizer.decode(list(ids))
 
     @torch.inference_mode()
     def gaps(self, question: str, text: Sequence[int]) -> list[float]:
         """Nats of each token of `text` below the reference's best at its place."""
-        prompt = self.prompts[question]
-        logits = self.model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+        ids = torch.tensor([[*self.prompt(question), *text]])
+        logits = self.model(ids, logits_to_keep=len(text) + 1).logits[0, :-1]
         chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
         gaps: list[float] = (logits.amax(1) - chosen).tolist()
         return gaps
@@ -101,8 +138,35 @@ class Reference:
     @torch.inference_mode()
     def gap(self, question: str, common: Sequence[int], pair: Sequence[int]) -> float:
         """How far the lesser of two tokens lies below the best, behind the common text."""
-        logits = self.model(torch.tensor([[*self.prompts[question], *common]])).logits[0, -1]
+        ids = torch.tensor([[*self.prompt(question), *common]])
+        logits = self.model(ids, logits_to_keep=1).logits[0, -1]
         return float(logits.max() - logits[list(pair)].min())
+
+
+def asked(question: str) -> Asked:
+    """A question by its name, `kind-number`."""
+    kind, _, number = question.partition("-")
+    return Asked(question, kind, MAKE[kind](int(number)))
+
+
+def identifiers_of(question: str) -> list[str]:
+    """What an answer has to repeat letter by letter."""
+    one = asked(question)
+    if one.kind == "copy":
+        return one.text.split("\n")[1:]
+    return [one.text.split("'")[1]] if one.kind == "edit" else []
+
+
+def identifiers(plain: Results, drafted: Results, reference: Reference) -> dict[str, int]:
+    """How many plain decoding wrote as they were given, and how many of them the drafted texts have not."""
+    right = lost = 0
+    for name, text in drafted.texts.items():
+        if name in plain.texts and (wanted := identifiers_of(name)):
+            mine, other = reference.words(plain.texts[name]), reference.words(text)
+            there = [one for one in wanted if one in mine]
+            right += len(there)
+            lost += sum(one not in other for one in there)
+    return {"identifiers": right, "identifiers_lost": lost}
 
 
 def differences(plain: Results, drafted: Results) -> Iterator[tuple[str, int]]:
@@ -115,22 +179,22 @@ def judge(plain: Results, drafted: Results, reference: Reference, reach: float) 
     """One row of the table, with its worst example."""
     found = []
     for name, at in differences(plain, drafted):
-        pair = [text[at] for text in (plain.texts[name], drafted.texts[name]) if at < len(text)]
-        gap = (
-            reference.gap(name, plain.texts[name][:at], pair)
-            if plain.cell.temperature == 0 and len(pair) == 2
-            else None
-        )
+        sides = (plain.texts[name], drafted.texts[name])
+        pair = [text[at] if at < len(text) else reference.ends[0] for text in sides]
+        greedy = plain.cell.temperature == 0
+        gap = reference.gap(name, sides[0][:at], pair) if greedy else None
         found.append({"question": name, "at": at, "gap": gap})
     worst = max(found, key=lambda d: d["gap"] if d["gap"] is not None else -1, default=None)
     if worst is not None:
         at, name = worst["at"], worst["question"]
         worst = worst | {
+            "asked": asked(name).text,
             "plain": reference.words(plain.texts[name][max(0, at - 8) : at + 8]),
             "drafted": reference.words(drafted.texts[name][max(0, at - 8) : at + 8]),
         }
     limit = max(LEAST_REACH, 2 * reach)
     return {
+        "settings": drafted.header.get("settings", ""),
         **drafted.header["cell"],
         "version": drafted.header["version"],
         "asked": len(drafted.texts),
@@ -143,6 +207,8 @@ def judge(plain: Results, drafted: Results, reference: Reference, reach: float) 
         "without_gap": sum(d["gap"] is None for d in found),
         "reach": reach,
         "worst": worst,
+        "died": drafted.died,
+        **identifiers(plain, drafted, reference),
     }
 
 
@@ -161,7 +227,7 @@ def rows(work: Path) -> Iterator[dict[str, Any]]:
         files = prepare(model, work)
         assert files is not None, f"{model} has results and no files: run `run.py ask` again"
         reference = Reference(files)
-        own = [r for r in there if r.cell.model == model]
+        own = [r.without(reference.ends) for r in there if r.cell.model == model]
         plains = {r.key: r for r in own if r.is_baseline}
         reaches = {key: reach_of(r, reference) for key, r in plains.items() if not r.cell.temperature}
         for drafted in (r for r in own if r.key in plains and not r.is_baseline):

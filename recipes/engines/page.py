@@ -1,17 +1,19 @@
 """docs/lossless.md from what `judge.py` wrote: the table, the worst examples, a plot of speed against differences.
 
-python recipes/engines/page.py [--work FOLDER] [--machine "two cores of an AMD EPYC (Zen 4)"]
+python recipes/engines/page.py [--work FOLDER] [--machine "two cores of an AMD EPYC (Zen 4)"] [--flags "--questions 8"]
+
+Speeds are told of cells that were asked with `run.py ask --speeds`, and of no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import ENGINES
+from engines import ENGINES, PLAIN
 from run import DEFAULT_WORK
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -24,11 +26,11 @@ page. Anybody can run it again:
 
 ```console
 $ python recipes/engines/run.py setup
-$ python recipes/engines/run.py ask {flags}
+{commands}
 $ python recipes/engines/judge.py && python recipes/engines/page.py
 ```
 
-The table below was made with these flags on {machine}. Makers of an engine who find it asked in a wrong way: a change
+The tables were made on {machine}. Makers of an engine who find it asked in a wrong way: a change
 to its runner in `recipes/engines/runners` is welcome.
 
 ## How it is asked
@@ -36,18 +38,20 @@ to its runner in `recipes/engines/runners` is welcome.
 - Every engine gets the same prompts as tokens. There are six kinds: code, talk, JSON, tool calls, copies of opaque
   identifiers, and edits.
 - Texts are greedy. Plain decoding is asked twice in two processes: a difference there is the engine's own, and
-  drafts are not to blame.
+  drafts are not to blame. Plain decoding of several requests at once has a row, too: it shows what batches alone do.
 - Each drafted text is compared with the engine's own plain text, token by token. Engines are not compared with each
   other: their arithmetic differs, and that is nobody's fault.
 - Where two texts part, a reference in float64 reads what they have in common, on the same weights. The *gap* says
   how far the lesser of the two tokens lies below the reference's best, in nats.
-- A gap that the engine's rounding explains is a *near-tie*. How far rounding goes is measured: it is how far below
-  the reference's best the engine's plain texts ever go. A gap beyond twice that, and beyond 0.05 nats, is a *plain
+- A gap that the engine's rounding explains is a *near-tie*. How far rounding goes is measured: the *reach* is how far
+  below the reference's best the engine's plain texts ever go. A gap beyond twice that, and beyond 0.05 nats, is a *plain
   error*: the engine took a token that the model would not take.
+- *Identifiers* are opaque strings that a question gives and an answer has to repeat: how many plain decoding wrote as
+  they were given, and how many of those the drafted texts do not have.
 
 A near-tie is still another text. It comes from checking several rows with other arithmetic than one row. Whoever
 compares runs, caches answers or looks for a bug sees it. paceline's kernels give a row the same bits whatever
-stands beside it, so it has none.
+stands beside it, so it has none. The price of that is measured by `recipes/engines/row_invariance.py`.
 """
 
 
@@ -58,49 +62,103 @@ def name(row: dict[str, Any]) -> str:
     return f"{row['mode']}{drafts}{batch}{again}"
 
 
-def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _table(head: Sequence[str], words: int, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table of Markdown: `words` columns of words, then numbers."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * words + "---:|" * (len(head) - words)
+    yield from ("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def engines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each engine: all its modes that draft, together."""
     head = (
         "engine",
-        "mode",
-        "texts",
+        "modes",
+        "texts with drafts",
         "tokens",
         "differing",
         "near-ties",
         "plain errors",
-        "largest gap",
-        "reach",
+        "identifiers lost",
     )
-    yield "| " + " | ".join(head) + " |"
-    yield "|---|---|" + "---:|" * 7
-    for row in rows:
-        if "failed" in row:
-            yield f"| {row['engine']} | {name(row)} | did not run: {row['failed'].replace('|', '/')} | | | | | | |"
-            continue
-        gap = (row["worst"] or {}).get("gap")
-        counts = [str(row[key]) for key in ("differing", "near_ties", "errors")]
-        nats = ["" if gap is None else f"{gap:.3f}", f"{row['reach']:.3f}"]
-        cells = [
-            f"{row['engine']} {row['version']}",
-            name(row),
-            str(row["asked"]),
-            f"{row['tokens']:,}",
-            *counts,
-            *nats,
-        ]
-        yield "| " + " | ".join(cells) + " |"
+
+    def lines() -> Iterator[Sequence[str]]:
+        for engine in dict.fromkeys(row["engine"] for row in rows):
+            own = [r for r in rows if r["engine"] == engine and r["mode"] != PLAIN and "failed" not in r]
+            if own:
+                total = {key: sum(row.get(key, 0) for row in own) for key in COUNTS}
+                lost = f"{total['identifiers_lost']} of {total['identifiers']:,}"
+                counts = [
+                    f"{total[key]:,}" for key in ("asked", "tokens", "differing", "near_ties", "errors")
+                ]
+                yield (f"{engine} {own[0]['version']}", str(len({row["mode"] for row in own})), *counts, lost)
+
+    return _table(head, 1, lines())
+
+
+COUNTS = ("asked", "tokens", "differing", "near_ties", "errors", "identifiers", "identifiers_lost")
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each cell."""
+    head = (
+        "engine", "mode", "texts", "tokens", "differing", "near-ties", "plain errors", "largest gap", "reach",
+        "identifiers lost",
+    )  # fmt: skip
+    return _table(head, 2, map(_line, rows))
+
+
+def _line(row: dict[str, Any]) -> Sequence[str]:
+    if "failed" in row:
+        return row["engine"], name(row), f"did not run: {_cell(row['failed'])}", *[""] * 7
+    gap = (row["worst"] or {}).get("gap")
+    mode = name(row) + (f"; then ended: {_cell(row['died'])}" if row.get("died") else "")
+    return (
+        row["engine"],
+        mode,
+        str(row["asked"]),
+        f"{row['tokens']:,}",
+        *(str(row[key]) for key in ("differing", "near_ties", "errors")),
+        "" if gap is None else f"{gap:.3f}",
+        f"{row['reach']:.3f}",
+        f"{row['identifiers_lost']} of {row['identifiers']}" if row.get("identifiers") else "",
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/")
+
+
+def speeds(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each mode that drafts, of cells beside which nothing else ran."""
+    head = ("engine", "mode", "plain, tokens/s", "with drafts, tokens/s", "times", "differing")
+
+    def lines() -> Iterator[Sequence[str]]:
+        for row in rows:
+            if row["mode"] != PLAIN and "failed" not in row and row["seconds"]:
+                fast, slow = row["tokens"] / row["seconds"], row["tokens"] / row["plain_seconds"]
+                times = f"{fast / slow:.2f}"
+                differing = f"{row['differing']} of {row['asked']}"
+                yield row["engine"], name(row), f"{slow:.1f}", f"{fast:.1f}", times, differing
+
+    return _table(head, 2, lines())
 
 
 def examples(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The worst text of each engine and model."""
     seen = set()
-    ranked = sorted(rows, key=lambda r: -((r.get("worst") or {}).get("gap") or -1))
+    ranked = sorted(
+        (row for row in rows if row["mode"] != PLAIN),
+        key=lambda r: -((r.get("worst") or {}).get("gap") or -1),
+    )
     for row in ranked:
         worst, key = row.get("worst"), (row["engine"], row["model"])
         if worst is None or key in seen:
             continue
         seen.add(key)
         gap = "no gap: a text ended" if worst["gap"] is None else f"gap {worst['gap']:.3f} nats"
-        place = f"question `{worst['question']}`, token {worst['at']}"
+        begin = code(worst["asked"][:60])
+        place = f"question `{worst['question']}` (`{begin}…`), token {worst['at']}"
         yield f"- **{row['engine']}**, {row['model']}, {name(row)}, {place}, {gap}:"
         yield f"  plain `{code(worst['plain'])}`, drafted `{code(worst['drafted'])}`"
 
@@ -119,7 +177,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4))
     for engine in ENGINES:
         own = [
-            r for r in rows if r["engine"] == engine.name and "failed" not in r and r["drafts"] and r["asked"]
+            r
+            for r in rows
+            if r["engine"] == engine.name and "failed" not in r and r["mode"] != PLAIN and r["asked"]
         ]
         if own:
             speed = [r["plain_seconds"] / r["seconds"] for r in own]
@@ -143,20 +203,42 @@ def promises() -> Iterator[str]:
     )
 
 
+def settings(rows: list[dict[str, Any]]) -> Iterator[str]:
+    seen = {r["engine"]: (r["version"], r["settings"]) for r in rows if "failed" not in r}
+    return _table(("engine", "version", "asked with"), 3, ((e, *said) for e, said in sorted(seen.items())))
+
+
 def page(judged: dict[str, Any], given: argparse.Namespace) -> str:
-    parts = [HEAD.format(flags=given.flags, machine=given.machine)]
+    commands = "\n".join(f"$ python recipes/engines/run.py ask {flags}" for flags in given.flags)
+    parts = [HEAD.format(commands=commands, machine=given.machine)]
     rows = sorted(
         judged["rows"],
-        key=lambda r: (r["engine"], r["mode"] != "plain", r["mode"], r["drafts"], r["parallel"]),
+        key=lambda r: (r["engine"], r["mode"] != PLAIN, r["mode"], r["drafts"], r["parallel"]),
     )
-    for model in sorted({r["model"] for r in rows}):
-        own = [r for r in rows if r["model"] == model]
-        parts += [f"## {model}\n", *table(own), ""]
-    parts += ["## The worst example of each\n", *examples(rows), ""]
-    if given.plot:
-        parts += ["## Speed against differences\n", "![A point for each mode](benchmarks/lossless.svg)\n"]
-    parts += ["## What is promised\n", *promises(), ""]
+    texts, alone = ([r for r in rows if r.get("speeds", False) == fast] for fast in (False, True))
+    for model in sorted({r["model"] for r in texts}):
+        own = [r for r in texts if r["model"] == model]
+        parts += [
+            f"## {MODELS.get(model, model)}\n",
+            *engines(own),
+            "",
+            "Each mode by itself:\n",
+            *table(own),
+            "",
+        ]
+    parts += ["## The worst example of each\n", *examples(texts), ""]
+    if alone:
+        parts += ["## Speed\n", SPEED, *speeds(alone), ""]
+        parts += ["![A point for each mode: speed against differences](benchmarks/lossless.svg)\n"]
+    parts += ["## What is promised\n", *promises(), "", "## Versions\n", *settings(rows), ""]
     return "\n".join(parts)
+
+
+MODELS = {
+    "smollm2": "SmolLM2 135M, with itself rounded to 4 bits as the draft model",
+    "coder": "Qwen2.5-Coder 1.5B (Q4_K_M), with its 0.5B sibling as the draft model",
+}
+SPEED = "Only these cells were asked while nothing else ran. Each engine is compared with its own plain decoding.\n"
 
 
 def main() -> None:
@@ -165,15 +247,14 @@ def main() -> None:
     )
     parser.add_argument("--work", type=Path, default=DEFAULT_WORK)
     parser.add_argument("--machine", default="this machine")
-    parser.add_argument("--flags", default="", help="the flags that `run.py ask` had, to be shown")
     parser.add_argument(
-        "--plot", action="store_true", help="speeds, too: only if nothing else ran beside the questions"
+        "--flags", action="append", default=[], help="the flags of a `run.py ask`, to be shown; several times"
     )
     given = parser.parse_args()
     judged = json.loads((given.work / "judged.json").read_text(encoding="utf-8"))
     (DOCS / "lossless.md").write_text(page(judged, given), encoding="utf-8")
-    if given.plot:
-        plot(judged["rows"], DOCS / "benchmarks" / "lossless.svg")
+    if alone := [row for row in judged["rows"] if row.get("speeds")]:
+        plot(alone, DOCS / "benchmarks" / "lossless.svg")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 KINDS = {"code": 50, "talk": 50, "json": 25, "tool": 15, "copy": 30, "edit": 30}
@@ -136,8 +137,17 @@ def _edit(i: int) -> str:
 MAKE = {"code": _code, "talk": _talk, "json": _json, "tool": _tool, "copy": _copy, "edit": _edit}
 
 
-def questions(count: int = 200) -> list[Asked]:
-    """`count` questions with all kinds in turn, so that fewer of them are still a fair part."""
+def questions(count: int = 200, kinds: Sequence[str] | None = None) -> list[Asked]:
+    """`count` questions with all kinds in turn, so that fewer of them are still a fair part.
+
+    `kinds`: only those, as many as are asked for.
+    """
+    if kinds:
+        return [
+            Asked(f"{kind}-{i:02d}", kind, MAKE[kind](i))
+            for i in range(-(-count // len(kinds)))
+            for kind in kinds
+        ][:count]
     made = [
         (i / size, Asked(f"{kind}-{i:02d}", kind, MAKE[kind](i)))
         for kind, size in KINDS.items()

@@ -2,12 +2,13 @@
 
     python recipes/engines/run.py setup                       # a venv for each engine, below --work
     python recipes/engines/run.py ask [--only llama.cpp,paceline] [--questions 200] [--tokens 256] [--drafts 1,2,3,4,8]
+    python recipes/engines/run.py ask --speeds --questions 4   # alone on the machine: tokens a second
     python recipes/engines/judge.py && python recipes/engines/page.py
 
 Every cell (engine, mode, model, number of drafts, requests at once, temperature) is a process of its own and a file
 of JSON lines: a header, then an answer a line. A cell that is complete is not asked again; one that was stopped
-goes on with the questions that are missing. An engine that does not install, does not start or dies is a cell with
-its last line, never a gap.
+goes on with the questions that are missing. All cells get a few questions first, then more. An engine that does not
+install, does not start, dies or has too little memory is a cell with its last line, never a gap.
 
 Models: `smollm2` with a draft model made of it (weights rounded to 4 bits, `draft.py`), and `coder`,
 Qwen2.5-Coder-1.5B with its 0.5B sibling, where `recipes/real/fetch.py` has put them.
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,12 @@ from engines import ENGINES, PLAIN, Engine, Mode
 from questions import Asked, questions
 
 from paceline import LLM
+from paceline.machine import free_memory
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_WORK = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline" / "engines"
 CONTEXT = 2048  # tokens: prompt and answer of the longest question
+FIRST = 8  # questions that every cell gets before any cell gets more
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Cell:
     parallel: int
     temperature: float
     repeat: int = 0  # plain decoding is asked twice: is the engine itself deterministic?
+    speeds: bool = False  # nothing else ran on the machine: its seconds may be told
 
     @property
     def file_name(self) -> str:
@@ -65,6 +70,7 @@ class Cell:
         return (
             "_".join(p.replace(" ", "-") for p in parts)
             + (f"_again{self.repeat}" if self.repeat else "")
+            + ("_speeds" if self.speeds else "")
             + ".jsonl"
         )
 
@@ -72,15 +78,17 @@ class Cell:
 def cells(engine: Engine, given: argparse.Namespace, model: str) -> Iterator[Cell]:
     """All cells of an engine and a model: plain decoding first, since everything is compared with it."""
     batches = given.parallel if engine.batches else [1]
+    make = partial(Cell, engine.name, model=model, speeds=given.speeds)
     for temperature in given.temperatures:
-        for repeat in (0, 1):
-            yield Cell(engine.name, PLAIN, model, 0, 1, temperature, repeat)
-        yield from (Cell(engine.name, PLAIN, model, 0, many, temperature) for many in batches if many > 1)
+        for repeat in (0,) if given.speeds else (0, 1):
+            yield make(PLAIN, drafts=0, parallel=1, temperature=temperature, repeat=repeat)
+        for many in batches:
+            if many > 1:
+                yield make(PLAIN, drafts=0, parallel=many, temperature=temperature)
         for mode in engine.modes:
             for drafts in given.drafts if mode.drafts else [0]:
-                yield from (
-                    Cell(engine.name, mode.name, model, drafts, many, temperature) for many in batches
-                )
+                for many in batches:
+                    yield make(mode.name, drafts=drafts, parallel=many, temperature=temperature)
 
 
 class Died(Exception):
@@ -141,22 +149,59 @@ class Process:
         return f"exit status {code}: {lines[-1][:300] if lines else 'it wrote nothing'}"
 
 
-def ask(
-    cell: Cell, engine: Engine, files: Files, given: argparse.Namespace, asked: list[tuple[Asked, list[int]]]
-) -> None:
+Questions = list[tuple[Asked, list[int]]]  # with their prompts as tokens
+
+
+@dataclass(frozen=True)
+class File:
+    """A cell's file of results: a header, then answers; or one line that says why there are none."""
+
+    path: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def failed(self, cell: Cell, why: str) -> None:
+        """Note why the cell is empty, or why it goes no further."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as sink:
+            line = {"died": why} if self.path.stat().st_size else {"cell": asdict(cell), "failed": why}
+            sink.write(json.dumps(line) + "\n")
+
+
+def ask(cell: Cell, engine: Engine, files: Files, given: argparse.Namespace, asked: Questions) -> None:
     """Fill one cell's file. A question that was answered before is not asked again."""
-    path = given.work / "results" / cell.file_name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
-    if lines and "failed" in lines[0] and not given.again:
-        return
-    lines = [] if lines and "failed" in lines[0] else lines
+    file = File(given.work / "results" / cell.file_name)
+    lines = file.lines()
+    if any("failed" in line or "died" in line for line in lines):
+        if not given.again:
+            return
+        if "failed" in lines[0]:
+            file.path.unlink()
+            lines = []
     done = {line["id"] for line in lines if "id" in line}
     left = [(a, ids) for a, ids in asked if a.id not in done]
     if not left:
         return
+    if lack := memory_lacks(cell, engine, files):
+        file.failed(cell, lack)
+        return
+    begin = time.monotonic()
+    try:
+        fill(cell, engine, files, given, left)
+    except Died as error:
+        file.failed(cell, str(error))
+        print(f"  {cell.file_name}: {error}", flush=True)
+    else:
+        print(f"  {cell.file_name}: {len(left)} questions in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def fill(cell: Cell, engine: Engine, files: Files, given: argparse.Namespace, left: Questions) -> None:
+    """Start the engine and ask what is left, batch by batch. Raises Died."""
+    path = given.work / "results" / cell.file_name
+    path.parent.mkdir(parents=True, exist_ok=True)
     mode = next((m for m in engine.modes if m.name == cell.mode), Mode(PLAIN))
     setup = {
         "model": str(files.target(engine.files)),
@@ -167,32 +212,38 @@ def ask(
         "parallel": cell.parallel,
         "context": CONTEXT,
     }
-    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            with Process(python_of(engine, given.work), engine, setup, Path(folder) / "log") as process:
-                header = {
-                    "cell": asdict(cell),
-                    **process.read(),
-                    "tokens": given.tokens,
-                    "threads": given.threads,
-                }
-                with path.open("a" if lines else "w", encoding="utf-8") as sink:
-                    if not lines:
-                        sink.write(json.dumps(header) + "\n")
-                    for start in range(0, len(left), cell.parallel):
-                        batch = left[start : start + cell.parallel]
-                        process.write([question(a, ids, given.tokens, cell.temperature) for a, ids in batch])
-                        sink.writelines(json.dumps(process.read()) + "\n" for _ in batch)
-                        sink.flush()
-        except Died as error:
-            if not done and not path.exists():
-                path.write_text(
-                    json.dumps({"cell": asdict(cell), "failed": str(error)}) + "\n", encoding="utf-8"
-                )
-            print(f"  {cell.file_name}: {error}", flush=True)
-            return
-    print(f"  {cell.file_name}: {len(left)} questions in {time.monotonic() - begin:.0f} s", flush=True)
+        log = Path(folder) / "log"
+        with Process(python_of(engine, given.work), engine, setup, log) as process:
+            said = {"tokens": given.tokens, "threads": given.threads}
+            header = {"cell": asdict(cell), **process.read(), **said}
+            with path.open("a", encoding="utf-8") as sink:
+                if not path.stat().st_size:
+                    sink.write(json.dumps(header) + "\n")
+                for start in range(0, len(left), cell.parallel):
+                    batch = left[start : start + cell.parallel]
+                    process.write([question(a, ids, given.tokens, cell.temperature) for a, ids in batch])
+                    sink.writelines(json.dumps(process.read()) + "\n" for _ in batch)
+                    sink.flush()
+
+
+def memory_lacks(cell: Cell, engine: Engine, files: Files) -> str:
+    """Why the machine has too little memory for a cell; empty if it has enough."""
+    mode = next((m for m in engine.modes if m.name == cell.mode), Mode(PLAIN))
+    paths = [files.target(engine.files)] + ([files.draft(engine.files)] if mode.draft else [])
+    weights = sum(size_of(path) for path in paths)
+    need = engine.times * weights + (1 << 30)
+    free = free_memory()
+    if need <= free:
+        return ""
+    return f"left out: it needs about {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of a folder's weights."""
+    return sum(
+        p.stat().st_size for p in (path.glob("*.safetensors") if path.is_dir() else [path]) if p.exists()
+    )
 
 
 def draft_of(mode: Mode, engine: Engine, files: Files) -> str | None:
@@ -235,11 +286,21 @@ def chosen(given: argparse.Namespace) -> list[Engine]:
     return [e for e in ENGINES if e.name in names]
 
 
-def prompts(files: Files, given: argparse.Namespace) -> list[tuple[Asked, list[int]]]:
+def prompts(files: Files, given: argparse.Namespace) -> Questions:
     """The questions as tokens: made once by the model's own template and tokenizer, the same for all engines."""
     llm = LLM(str(files.gguf), drafter="none", native=False)
-    made = [(a, [*llm.render([{"role": "user", "content": a.text}])[0]]) for a in questions(given.questions)]
+    chosen = questions(given.questions, given.kinds)
+    made = [(a, [*llm.render([{"role": "user", "content": a.text}])[0]]) for a in chosen]
     return [(a, ids) for a, ids in made if len(ids) + given.tokens < CONTEXT]
+
+
+def portions(asked: Questions) -> Iterator[Questions]:
+    """A few questions, then four times as many: a run that is stopped has something of every cell."""
+    count = FIRST
+    while count < len(asked):
+        yield asked[:count]
+        count *= 4
+    yield asked
 
 
 def everything(given: argparse.Namespace) -> None:
@@ -253,11 +314,11 @@ def everything(given: argparse.Namespace) -> None:
                 flush=True,
             )
             continue
-        asked = prompts(files, given)
-        for engine in chosen(given):
-            print(f"{model}, {engine.name}", flush=True)
-            for cell in cells(engine, given, model):
-                ask(cell, engine, files, given, asked)
+        for asked in portions(prompts(files, given)):
+            print(f"{model}, up to {len(asked)} questions of each cell", flush=True)
+            for engine in chosen(given):
+                for cell in cells(engine, given, model):
+                    ask(cell, engine, files, given, asked)
 
 
 def numbers(text: str) -> list[int]:
@@ -282,6 +343,14 @@ def main() -> None:
     )
     parser.add_argument("--temperatures", type=lambda s: [float(t) for t in s.split(",")], default=[0.0])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--kinds",
+        type=lambda s: s.split(","),
+        help="only these kinds of questions, e.g. copy: opaque identifiers",
+    )
+    parser.add_argument(
+        "--speeds", action="store_true", help="nothing else runs: cells whose seconds are told"
+    )
     parser.add_argument("--again", action="store_true", help="ask cells again that failed")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)

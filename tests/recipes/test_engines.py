@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from dataclasses import replace
@@ -21,7 +22,7 @@ wanted, channel = setup(), Channel()
 print("noise of an engine")
 def answer(questions):
     for q in questions:
-        if q.id == "dies":
+        if q.id == "talk-9":
             sys.exit("out of luck")
         wrong = wanted.mode != "plain" and q.id.startswith("code")
         yield Answer(q.id, [1, 2, 4 if wrong else 3][: q.max_tokens], 0.5)
@@ -53,6 +54,8 @@ def given(tmp_path: Path) -> argparse.Namespace:
         parallel=[1, 2],
         temperatures=[0.0],
         only=None,
+        kinds=None,
+        speeds=False,
     )
 
 
@@ -93,18 +96,95 @@ def test_cells_are_filled_and_go_on_where_they_were_stopped(
 def test_an_engine_that_dies_is_a_cell_with_its_last_line(
     recipe: dict[str, ModuleType], given: argparse.Namespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ask_all(recipe, given, ["dies"])
+    ask_all(recipe, given, ["code-1", "talk-9"])
     assert "out of luck" in capsys.readouterr().out
+    run, judge = recipe["run"], recipe["judge"]
+    path = next((given.work / "results").glob("*plain*k0_b1_t0.0.jsonl"))
+    half = judge.read(path)
+    assert (list(half.texts), half.died) == (["code-1"], "exit status 1: out of luck")
+    before = path.read_text(encoding="utf-8")
+    ask_all(recipe, given, ["code-1", "talk-9", "talk-1"])
+    assert path.read_text(encoding="utf-8") == before  # not asked again unless that is wanted
+    given.again = True
+    ask_all(recipe, given, ["code-1", "talk-1"])
+    assert list(judge.read(path).texts) == ["code-1", "talk-1"]
+    given.again = False
     broken = recipe["engines"].Engine("none", "no_such_runner.py", "gguf", (), (), False, "")
     files = recipe["draft"].Files(Path("t"), Path("f"), Path("d"), Path("g"))
     cell = next(recipe["run"].cells(broken, given, "tiny"))
-    recipe["run"].ask(cell, broken, files, given, [(recipe["questions"].Asked("a", "code", ""), [1])])
+    run.ask(cell, broken, files, given, [(recipe["questions"].Asked("a", "code", ""), [1])])
     (line,) = (given.work / "results" / cell.file_name).read_text(encoding="utf-8").splitlines()
     assert "exit status 2" in json.loads(line)["failed"]
 
 
+def test_a_few_questions_of_each_cell_come_first(recipe: dict[str, ModuleType]) -> None:
+    asked = [(recipe["questions"].Asked(str(i), "code", ""), [1]) for i in range(40)]
+    assert [len(part) for part in recipe["run"].portions(asked)] == [8, 32, 40]
+    assert [len(part) for part in recipe["run"].portions(asked[:5])] == [5]
+
+
+def test_an_engine_that_needs_more_memory_than_there_is_is_left_out_by_name(
+    recipe: dict[str, ModuleType], given: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe["run"], "free_memory", lambda: 1 << 29)
+    ask_all(recipe, given, ["code-1"])
+    for path in (given.work / "results").glob("*.jsonl"):
+        assert json.loads(path.read_text(encoding="utf-8"))["failed"].startswith(
+            "left out: it needs about 1.0 GiB"
+        )
+
+
+def test_speeds_are_cells_of_their_own(recipe: dict[str, ModuleType], given: argparse.Namespace) -> None:
+    ask_all(recipe, given, ["code-1"])
+    before = len(list((given.work / "results").glob("*.jsonl")))
+    given.speeds = True
+    ask_all(recipe, given, ["code-1"])
+    fast = list((given.work / "results").glob("*_speeds.jsonl"))
+    assert len(fast) == before - 1  # plain decoding is asked once
+    assert len({recipe["judge"].read(path).key for path in fast}) == 1
+
+
+def test_identifiers_are_counted_where_plain_decoding_has_them(recipe: dict[str, ModuleType]) -> None:
+    judge, questions = recipe["judge"], recipe["questions"]
+    wanted = questions.identifiers(0, 20)
+    assert judge.identifiers_of("copy-00") == wanted
+    assert judge.identifiers_of("edit-03") == questions.identifiers(10_007, 1)
+    assert judge.identifiers_of("talk-03") == []
+    assert [q.id for q in questions.questions(3, ["copy", "edit"])] == ["copy-00", "edit-00", "copy-01"]
+
+    class Words:
+        def words(self, ids: list[int]) -> str:
+            return " ".join(wanted[i] for i in ids)
+
+    cell = recipe["run"].Cell("e", "plain", "m", 0, 1, 0.0)
+    plain = judge.Results(cell, {}, {"copy-00": [0, 1, 2]}, 1.0)
+    drafted = judge.Results(cell, {}, {"copy-00": [0, 2]}, 1.0)
+    counted = judge.identifiers(plain, drafted, Words())
+    assert counted == {"identifiers": 3, "identifiers_lost": 1}
+
+
+def test_the_reference_computes_in_float64_a_layer_at_a_time(recipe: dict[str, ModuleType]) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, vocab_size=40
+    )
+    config._attn_implementation = "eager"
+    model = transformers.LlamaForCausalLM(config).eval()
+    whole = copy.deepcopy(model).double()
+    ids = torch.tensor([[1, 5, 9, 2, 7]])
+    made = recipe["judge"].in_float64(model)
+    with torch.inference_mode():
+        got, want = made(ids, logits_to_keep=2).logits, whole(ids, logits_to_keep=2).logits
+    assert got.dtype == torch.float64
+    assert (got - want).abs().max() < 1e-12
+    assert {p.dtype for p in made.parameters()} == {torch.float32}
+
+
 class FakeReference:
     """Token 4 lies 2 nats below the best, everything else is the best."""
+
+    ends = (9,)
 
     def gap(self, question: str, common: list[int], pair: list[int]) -> float:
         assert common == [1, 2]
@@ -131,27 +211,37 @@ def test_differences_are_told_as_near_ties_or_errors_by_the_reach(
     tie = judge.judge(plain, drafted, FakeReference(), 1.5)
     assert (tie["near_ties"], tie["errors"]) == (1, 0)
     ended = replace(drafted, texts={"code-1": [1, 2]})
-    assert judge.judge(plain, ended, FakeReference(), 0.1)["without_gap"] == 1
+    assert judge.judge(plain, ended, FakeReference(), 0.1)["near_ties"] == 1  # its end is a token, too
+    written = replace(plain, texts={name: [*text, 9] for name, text in plain.texts.items()})
+    assert written.without((9,)).texts == plain.texts
+    sampled = replace(plain, cell=replace(plain.cell, temperature=1.0))
+    assert judge.judge(sampled, drafted, FakeReference(), 0.1)["without_gap"] == 1
 
 
-def test_the_page_shows_every_cell(recipe: dict[str, ModuleType], given: argparse.Namespace) -> None:
+def test_the_page_shows_every_cell(recipe: dict[str, ModuleType]) -> None:
     row: dict[str, Any] = {
         "engine": "fake", "mode": "drafted", "model": "tiny", "drafts": 4, "parallel": 2, "temperature": 0.0, "repeat": 0,
+        "speeds": False,
     }  # fmt: skip
-    worst = {"question": "code-1", "at": 2, "gap": 2.0, "plain": "a\nb", "drafted": "a c"}
+    worst = {"question": "code-1", "at": 2, "gap": 2.0, "plain": "a\nb", "drafted": "a c", "asked": "Write"}
     counts = {
-        "asked": 3,
-        "tokens": 1200,
-        "differing": 1,
-        "near_ties": 0,
-        "errors": 1,
-        "reach": 0.125,
-        "version": "1.0",
-    }
-    rows = [{**row, **counts, "worst": worst}, {**row, "drafts": 8, "failed": "exit status 1: it | broke"}]
-    flags = argparse.Namespace(flags="--questions 3", machine="two cores", plot=False)
+        "asked": 3, "tokens": 1200, "differing": 1, "near_ties": 0, "errors": 1, "reach": 0.125, "version": "1.0",
+        "identifiers": 7, "identifiers_lost": 2, "settings": "defaults", "died": "", "seconds": 10.0,
+        "plain_seconds": 20.0,
+    }  # fmt: skip
+    rows = [
+        {**row, **counts, "worst": worst},
+        {**row, "drafts": 8, "failed": "exit status 1: it | broke"},
+        {**row, **counts, "drafts": 16, "died": "killed", "worst": None},
+    ]
+    flags = argparse.Namespace(flags=["--questions 3", "--speeds"], machine="two cores")
     text = recipe["page"].page({"rows": rows}, flags)
-    assert "| fake 1.0 | drafted, 4 drafts, 2 at once | 3 | 1,200 | 1 | 0 | 1 | 2.000 | 0.125 |" in text
+    assert "| fake | drafted, 4 drafts, 2 at once | 3 | 1,200 | 1 | 0 | 1 | 2.000 | 0.125 | 2 of 7 |" in text
+    assert "| fake 1.0 | 1 | 6 | 2,400 | 2 | 0 | 2 | 4 of 14 |" in text
     assert "did not run: exit status 1: it / broke" in text
+    assert "16 drafts, 2 at once; then ended: killed" in text
     assert "plain `a↵b`, drafted `a c`" in text
-    assert "ask --questions 3" in text
+    assert "ask --questions 3\n$ python recipes/engines/run.py ask --speeds" in text
+    assert "tokens/s" not in text  # nothing says that the machine was idle
+    fast = recipe["page"].page({"rows": [*rows, {**rows[0], "speeds": True}]}, flags)
+    assert "| fake | drafted, 4 drafts, 2 at once | 60.0 | 120.0 | 2.00 | 1 of 3 |" in fast
