@@ -21,6 +21,7 @@ from paceline.hub.resolve import smollm2
 
 REAL = {"coder": ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")}
 GROUP, LEVELS = 32, 7
+Kind = Literal["gguf", "q8_0", "folder"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,16 @@ class Files:
     folder: Path
     draft_gguf: Path
     draft_folder: Path
+    plain_blocks: Path  # a GGUF file in q8_0, for engines that do not read the target's own blocks rightly
     foreign: Path = Path(
         str(resources.files("paceline") / "demo" / "draft")
     )  # a small model of another vocabulary
 
-    def target(self, kind: Literal["gguf", "folder"]) -> Path:
-        return self.gguf if kind == "gguf" else self.folder
+    def target(self, kind: Kind) -> Path:
+        return {"gguf": self.gguf, "q8_0": self.plain_blocks, "folder": self.folder}[kind]
 
-    def draft(self, kind: Literal["gguf", "folder"]) -> Path:
-        return self.draft_gguf if kind == "gguf" else self.draft_folder
+    def draft(self, kind: Kind) -> Path:
+        return self.draft_folder if kind == "folder" else self.draft_gguf
 
 
 def convert(source: Path, to: Path, *flags: str) -> Path:
@@ -82,7 +84,8 @@ def prepare(model: str, work: Path) -> Files | None:
         gguf = smollm2()
         folder = convert(gguf, files / "smollm2-f32", "--to", "f32")
         draft = round_matrices(folder, files / "smollm2-rounded")
-        return Files(gguf, folder, convert(draft, files / "smollm2-rounded.gguf", "--to", "q8_0"), draft)
+        small = convert(draft, files / "smollm2-rounded.gguf", "--to", "q8_0")
+        return Files(gguf, folder, small, draft, convert(folder, files / "smollm2-q8_0.gguf", "--to", "q8_0"))
     target, draft_file = (Path.home() / ".cache" / "paceline" / "real" / name for name in REAL[model])
     if not (target.exists() and draft_file.exists()):
         return None
@@ -91,4 +94,5 @@ def prepare(model: str, work: Path) -> Files | None:
         convert(target, files / target.stem, "--to", "f32"),
         draft_file,
         convert(draft_file, files / draft_file.stem),
+        target,
     )

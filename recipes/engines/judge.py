@@ -6,8 +6,8 @@ For each cell: is plain decoding itself deterministic (asked twice)? Which draft
 first differing token the reference, transformers in float64 on the same weights, reads the common text. The *gap*
 is how far, in nats, the lesser of the two tokens lies below the reference's best. Rounding may turn over what lies
 close together. So an engine's own *reach* is measured: how far below the reference's best its plain texts ever go.
-A gap within twice the reach (and at least 0.05 nats) is a near-tie, one beyond it a plain error. Greedy cells only.
-Sampled texts are compared where an engine keeps seeds; their differences have no gap.
+A gap within twice the reach (at least 0.05 nats, at most 1) is a near-tie, one beyond it a plain error. Greedy cells
+only. Sampled texts are compared where an engine keeps seeds; their differences have no gap.
 
 Of copies and edits the opaque identifiers are counted, too: those that plain decoding wrote as they were given, and
 those of them that are not in the drafted text.
@@ -16,8 +16,9 @@ those of them that are not in the drafted text.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from run import CONTEXT, DEFAULT_WORK, Cell
 
 from paceline import LLM
 
-LEAST_REACH = 0.05  # nats
+LEAST_REACH, MOST_REACH = 0.05, 1.0  # nats of a gap that may still be a near-tie
 REACH_TEXTS = 12  # plain texts of an engine that its reach is taken from
 
 
@@ -97,11 +98,28 @@ def _head(weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     return torch.cat([hidden @ part.double().T for part in weight.split(16384)], -1)
 
 
+class Memo:
+    """What the reference said before, in a file: a judgement that is made again asks for what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def of(self, key: Sequence[Any], compute: Callable[[], Any]) -> Any:
+        name = hashlib.sha256(repr(key).encode()).hexdigest()
+        if name not in self._values:
+            self._values[name] = compute()
+            beside = self._path.with_suffix(".part")
+            beside.write_text(json.dumps(self._values), encoding="utf-8")
+            beside.replace(self._path)
+        return self._values[name]
+
+
 class Reference:
     """transformers in float64, on the weights of a model's folder."""
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
+    def __init__(self, files: Files, memo: Memo) -> None:
+        self._files, self._memo = files, memo
 
     @cached_property
     def model(self) -> Any:
@@ -126,18 +144,27 @@ class Reference:
     def words(self, ids: Sequence[int]) -> str:
         return self._llm.tokenizer.decode(list(ids))
 
-    @torch.inference_mode()
     def gaps(self, question: str, text: Sequence[int]) -> list[float]:
         """Nats of each token of `text` below the reference's best at its place."""
+        key = ("gaps", self._files.folder.name, question, list(text))
+        gaps: list[float] = self._memo.of(key, lambda: self._gaps(question, text))
+        return gaps
+
+    @torch.inference_mode()
+    def _gaps(self, question: str, text: Sequence[int]) -> list[float]:
         ids = torch.tensor([[*self.prompt(question), *text]])
         logits = self.model(ids, logits_to_keep=len(text) + 1).logits[0, :-1]
         chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
         gaps: list[float] = (logits.amax(1) - chosen).tolist()
         return gaps
 
-    @torch.inference_mode()
     def gap(self, question: str, common: Sequence[int], pair: Sequence[int]) -> float:
         """How far the lesser of two tokens lies below the best, behind the common text."""
+        key = ("gap", self._files.folder.name, question, list(common), sorted(pair))
+        return float(self._memo.of(key, lambda: self._gap(question, common, pair)))
+
+    @torch.inference_mode()
+    def _gap(self, question: str, common: Sequence[int], pair: Sequence[int]) -> float:
         ids = torch.tensor([[*self.prompt(question), *common]])
         logits = self.model(ids, logits_to_keep=1).logits[0, -1]
         return float(logits.max() - logits[list(pair)].min())
@@ -192,7 +219,7 @@ def judge(plain: Results, drafted: Results, reference: Reference, reach: float) 
             "plain": reference.words(plain.texts[name][max(0, at - 8) : at + 8]),
             "drafted": reference.words(drafted.texts[name][max(0, at - 8) : at + 8]),
         }
-    limit = max(LEAST_REACH, 2 * reach)
+    limit = min(max(LEAST_REACH, 2 * reach), MOST_REACH)
     return {
         "settings": drafted.header.get("settings", ""),
         **drafted.header["cell"],
@@ -212,6 +239,17 @@ def judge(plain: Results, drafted: Results, reference: Reference, reach: float) 
     }
 
 
+def otherwise(plain: Results, drafted: Results) -> str:
+    """Why a cell is not compared: its engine was another one when plain decoding was asked. Empty if it was the same."""
+    for key in ("version", "settings", "tokens"):
+        was, now = plain.header.get(key), drafted.header.get(key)
+        if was != now:
+            return (
+                f"plain decoding was asked with {key} {was}, this with {now}: remove one file and ask again"
+            )
+    return ""
+
+
 def reach_of(plain: Results, reference: Reference) -> float:
     """How far below the reference's best the engine's own plain, greedy texts go."""
     texts = list(plain.texts.items())[:REACH_TEXTS]
@@ -226,12 +264,15 @@ def rows(work: Path) -> Iterator[dict[str, Any]]:
     for model in sorted({r.cell.model for r in there}):
         files = prepare(model, work)
         assert files is not None, f"{model} has results and no files: run `run.py ask` again"
-        reference = Reference(files)
+        reference = Reference(files, Memo(work / f"gaps-{model}.json"))
         own = [r.without(reference.ends) for r in there if r.cell.model == model]
         plains = {r.key: r for r in own if r.is_baseline}
         reaches = {key: reach_of(r, reference) for key, r in plains.items() if not r.cell.temperature}
         for drafted in (r for r in own if r.key in plains and not r.is_baseline):
             print(drafted.cell.file_name, flush=True)
+            if other := otherwise(plains[drafted.key], drafted):
+                yield {**drafted.header["cell"], "failed": other}
+                continue
             yield judge(plains[drafted.key], drafted, reference, reaches.get(drafted.key, 0.0))
 
 

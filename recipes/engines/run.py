@@ -202,16 +202,7 @@ def fill(cell: Cell, engine: Engine, files: Files, given: argparse.Namespace, le
     """Start the engine and ask what is left, batch by batch. Raises Died."""
     path = given.work / "results" / cell.file_name
     path.parent.mkdir(parents=True, exist_ok=True)
-    mode = next((m for m in engine.modes if m.name == cell.mode), Mode(PLAIN))
-    setup = {
-        "model": str(files.target(engine.files)),
-        "draft": draft_of(mode, engine, files),
-        "mode": cell.mode,
-        "drafts": cell.drafts,
-        "threads": given.threads,
-        "parallel": cell.parallel,
-        "context": CONTEXT,
-    }
+    setup = setup_of(cell, engine, files, given.threads)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with Process(python_of(engine, given.work), engine, setup, log) as process:
@@ -225,6 +216,20 @@ def fill(cell: Cell, engine: Engine, files: Files, given: argparse.Namespace, le
                     process.write([question(a, ids, given.tokens, cell.temperature) for a, ids in batch])
                     sink.writelines(json.dumps(process.read()) + "\n" for _ in batch)
                     sink.flush()
+
+
+def setup_of(cell: Cell, engine: Engine, files: Files, threads: int) -> dict[str, Any]:
+    """What a runner is told, see `runners/exchange.py`."""
+    mode = next((m for m in engine.modes if m.name == cell.mode), Mode(PLAIN))
+    return {
+        "model": str(files.target(engine.files)),
+        "draft": draft_of(mode, engine, files),
+        "mode": cell.mode,
+        "drafts": cell.drafts,
+        "threads": threads,
+        "parallel": cell.parallel,
+        "context": CONTEXT,
+    }
 
 
 def memory_lacks(cell: Cell, engine: Engine, files: Files) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import random
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from paceline.ops import native
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "engines"
 RUNNER = """
@@ -34,7 +37,7 @@ channel.serve(answer)
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("engines", "questions", "draft", "run", "judge", "page")
+    names = ("engines", "questions", "draft", "run", "judge", "row_invariance", "sampled", "page")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     made = {name: __import__(name) for name in names}
@@ -64,7 +67,7 @@ def ask_all(recipe: dict[str, ModuleType], given: argparse.Namespace, ids: list[
     runner = given.work / "runner.py"
     runner.write_text(RUNNER.format(folder=str(FOLDER / "runners")), encoding="utf-8")
     fake = engines.Engine("fake", str(runner), "gguf", (), (engines.Mode("drafted"),), True, "")
-    files = recipe["draft"].Files(Path("t"), Path("f"), Path("d"), Path("g"))
+    files = recipe["draft"].Files(*map(Path, "tfdgq"))
     asked = [(recipe["questions"].Asked(i, "code", "text"), [5, 6]) for i in ids]
     for cell in run.cells(fake, given, "tiny"):
         run.ask(cell, fake, files, given, asked)
@@ -110,7 +113,7 @@ def test_an_engine_that_dies_is_a_cell_with_its_last_line(
     assert list(judge.read(path).texts) == ["code-1", "talk-1"]
     given.again = False
     broken = recipe["engines"].Engine("none", "no_such_runner.py", "gguf", (), (), False, "")
-    files = recipe["draft"].Files(Path("t"), Path("f"), Path("d"), Path("g"))
+    files = recipe["draft"].Files(*map(Path, "tfdgq"))
     cell = next(recipe["run"].cells(broken, given, "tiny"))
     run.ask(cell, broken, files, given, [(recipe["questions"].Asked("a", "code", ""), [1])])
     (line,) = (given.work / "results" / cell.file_name).read_text(encoding="utf-8").splitlines()
@@ -182,20 +185,21 @@ def test_the_reference_computes_in_float64_a_layer_at_a_time(recipe: dict[str, M
 
 
 class FakeReference:
-    """Token 4 lies 2 nats below the best, everything else is the best."""
+    """Token 4 lies `worst` nats below the best, everything else is the best."""
 
     ends = (9,)
+    worst = 2.0
 
     def gap(self, question: str, common: list[int], pair: list[int]) -> float:
         assert common == [1, 2]
-        return 2.0 if 4 in pair else 0.0
+        return self.worst if 4 in pair else 0.0
 
     def words(self, ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
 
 def test_differences_are_told_as_near_ties_or_errors_by_the_reach(
-    recipe: dict[str, ModuleType], given: argparse.Namespace
+    recipe: dict[str, ModuleType], given: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask_all(recipe, given, ["code-1", "talk-1"])
     judge = recipe["judge"]
@@ -208,17 +212,106 @@ def test_differences_are_told_as_near_ties_or_errors_by_the_reach(
     assert (error["differing"], error["near_ties"], error["errors"]) == (1, 0, 1)
     assert error["worst"]["gap"] == 2.0
     assert error["worst"]["drafted"] == "1 2 4"
-    tie = judge.judge(plain, drafted, FakeReference(), 1.5)
+    for reach in (0.4, 9.0):  # 2 nats are an error, however coarse an engine is
+        assert judge.judge(plain, drafted, FakeReference(), reach)["near_ties"] == 0
+    monkeypatch.setattr(FakeReference, "worst", 0.9)
+    tie = judge.judge(plain, drafted, FakeReference(), 0.46)
     assert (tie["near_ties"], tie["errors"]) == (1, 0)
+    assert judge.judge(plain, drafted, FakeReference(), 0.44)["errors"] == 1
     ended = replace(drafted, texts={"code-1": [1, 2]})
     assert judge.judge(plain, ended, FakeReference(), 0.1)["near_ties"] == 1  # its end is a token, too
     written = replace(plain, texts={name: [*text, 9] for name, text in plain.texts.items()})
     assert written.without((9,)).texts == plain.texts
+    assert judge.otherwise(plain, drafted) == ""
+    torch = replace(drafted, header={**drafted.header, "settings": "plain torch"})
+    assert judge.otherwise(plain, torch).startswith(
+        "plain decoding was asked with settings none, this with plain torch"
+    )
     sampled = replace(plain, cell=replace(plain.cell, temperature=1.0))
     assert judge.judge(sampled, drafted, FakeReference(), 0.1)["without_gap"] == 1
 
 
-def test_the_page_shows_every_cell(recipe: dict[str, ModuleType]) -> None:
+def test_samples_needed_are_those_that_the_test_asks_for(recipe: dict[str, ModuleType]) -> None:
+    sampled = recipe["sampled"]
+    count = sampled.needed(0.02, 1)
+    assert 50_000 < count < 100_000
+    assert sampled.needed(0.04, 1) == pytest.approx(count / 4, rel=0.01)
+    assert sampled.needed(0.02, 6) > count  # more tests, a stricter level for each
+    rng = random.Random(1)
+    some = [[0, *(rng.randrange(30) for _ in range(5))] for _ in range(3000)]
+    (first, *_) = sampled.fits(some, some, 1)
+    assert first.freedom == sampled.CELLS
+    assert first.detectable == pytest.approx(0.02 * (count / 3000) ** 0.5, rel=0.01)
+
+
+SAMPLER = """
+import random, sys
+sys.path.insert(0, {folder!r})
+from exchange import Answer, Channel, setup
+wanted, channel = setup(), Channel()
+def answer(questions):
+    for q in questions:
+        rng, bend = random.Random(q.seed), wanted.mode == "bent"
+        yield Answer(q.id, [7, *(min(rng.randrange(4), 2 if bend and i == 3 else 3) for i in range(5))], 0.1)
+channel.ready("fake", "1.0", "none")
+channel.serve(answer)
+"""
+
+
+def test_sampled_texts_of_another_law_are_found_where_they_differ(
+    recipe: dict[str, ModuleType], given: argparse.Namespace
+) -> None:
+    sampled, engines = recipe["sampled"], recipe["engines"]
+    runner = given.work / "sampler.py"
+    runner.write_text(SAMPLER.format(folder=str(FOLDER / "runners")), encoding="utf-8")
+    modes = (engines.Mode("right"), engines.Mode("bent"))
+    fake = engines.Engine("fake", str(runner), "gguf", (), modes, True, "")
+    files = recipe["draft"].Files(*map(Path, "tfdgq"))
+    vars(given).update(
+        modes=["right", "bent"], drafts=3, temperature=1.0, model="tiny", samples=600, ids=[1, 2]
+    )
+    right, bent = sampled.rows(fake, files, given)
+    assert not any(fit["p_value"] < fit["alpha"] for fit in right["fits"])
+    assert [fit["p_value"] < fit["alpha"] for fit in bent["fits"]] == [False, False, False, True, False]
+    before = {p: p.read_text() for p in (given.work / "sampled").iterdir()}
+    given.samples = 650
+    sampled.draw(sampled.Cell("fake", "bent", "tiny", 3, 16, 1.0), fake, files, given)
+    path = next(p for p in before if "bent" in p.name)
+    assert path.read_text().startswith(before[path])
+    assert len(sampled.texts_of(path)) == 650
+    said = {
+        "temperature": 1.0,
+        "places": 5,
+        "cells": 19,
+        "alpha": 1e-4,
+        "needed": 70_000,
+        "rows": [right, bent],
+    }
+    (given.work / "sampled.json").write_text(json.dumps(said), encoding="utf-8")
+    text = "\n".join(recipe["page"].sampled(given.work))
+    assert text.count("no difference seen") == 9
+    assert text.count("differs") == 1
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_rows_keep_their_bits_beside_others_and_the_price_is_shown(
+    recipe: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe["row_invariance"]
+    monkeypatch.setattr(made, "MEMORY", 1 << 16)
+    lines = [line for kind in ("float32", "bfloat16") for line in made.measure(kind, (96, 64), 1, 1)]
+    assert [line.rows for line in lines] == [*made.ROWS] * 2
+    assert all(line.ours_changed == 0 for line in lines)
+    assert all(line.ours_ms > 0 < line.library_ms for line in lines)
+    assert not [*recipe["page"].price(tmp_path)]  # it was not run
+    said = {"threads": 1, "isa": "avx2", "torch": "2.13", "lines": [asdict(line) for line in lines]}
+    (tmp_path / "row_invariance.json").write_text(json.dumps(said), encoding="utf-8")
+    text = "\n".join(recipe["page"].price(tmp_path))
+    assert "| float32 | 64 to 96 | 256 |" in text
+    assert "1 threads,\navx2" in text
+
+
+def test_the_page_shows_every_cell(recipe: dict[str, ModuleType], tmp_path: Path) -> None:
     row: dict[str, Any] = {
         "engine": "fake", "mode": "drafted", "model": "tiny", "drafts": 4, "parallel": 2, "temperature": 0.0, "repeat": 0,
         "speeds": False,
@@ -234,7 +327,7 @@ def test_the_page_shows_every_cell(recipe: dict[str, ModuleType]) -> None:
         {**row, "drafts": 8, "failed": "exit status 1: it | broke"},
         {**row, **counts, "drafts": 16, "died": "killed", "worst": None},
     ]
-    flags = argparse.Namespace(flags=["--questions 3", "--speeds"], machine="two cores")
+    flags = argparse.Namespace(flags=["--questions 3", "--speeds"], machine="two cores", work=tmp_path)
     text = recipe["page"].page({"rows": rows}, flags)
     assert "| fake | drafted, 4 drafts, 2 at once | 3 | 1,200 | 1 | 0 | 1 | 2.000 | 0.125 | 2 of 7 |" in text
     assert "| fake 1.0 | 1 | 6 | 2,400 | 2 | 0 | 2 | 4 of 14 |" in text

@@ -76,9 +76,7 @@ def main() -> None:
             result = pipe.generate(given, config(wanted, question))
             yield Answer(question.id, list(result.tokens[0]), time.perf_counter() - begin)
 
-    channel.ready(
-        "OpenVINO GenAI", genai.get_version(), "defaults: the file's blocks as OpenVINO unpacks them"
-    )
+    channel.ready("OpenVINO GenAI", genai.get_version(), "defaults; a file of q8_0 blocks, which it unpacks")
     channel.serve(answer)
 
 

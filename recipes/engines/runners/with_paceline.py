@@ -32,7 +32,13 @@ def main() -> None:
         "auto": wanted.draft or "auto",
     }
     chosen = drafter.get(wanted.mode, wanted.mode)
-    llm = LLM(wanted.model, drafter=chosen, max_batch=wanted.parallel, max_model_len=wanted.context)
+    llm = LLM(
+        wanted.model,
+        drafter=chosen,
+        max_batch=wanted.parallel,
+        max_model_len=wanted.context,
+        threads=wanted.threads,
+    )
 
     def answer(questions: Sequence[Question]) -> Iterator[Answer]:
         params = [
