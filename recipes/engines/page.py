@@ -42,6 +42,8 @@ to its runner in `recipes/engines/runners` is welcome.
   drafts are not to blame. Plain decoding of several requests at once has a row, too: it shows what batches alone do.
 - Each drafted text is compared with the engine's own plain text, token by token. Engines are not compared with each
   other: their arithmetic differs, and that is nobody's fault.
+- The first table counts one request at a time. Several at once are counted beside it, with drafts and without: what
+  differs without drafts is the batch's doing.
 - Where two texts part, a reference in float64 reads what they have in common, on the same weights. The *gap* says
   how far the lesser of the two tokens lies below the reference's best, in nats.
 - A gap that the engine's rounding explains is a *near-tie*. How far rounding goes is measured: the *reach* is how far
@@ -70,34 +72,36 @@ def _table(head: Sequence[str], words: int, rows: Iterable[Sequence[str]]) -> It
     yield from ("| " + " | ".join(cells) + " |" for cells in rows)
 
 
+COUNTS = ("asked", "tokens", "differing", "near_ties", "errors")
+
+
 def engines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each engine: all its modes that draft, together."""
+    """A line for each engine: its modes that draft, one request at a time. Several at once differ by themselves, too."""
     head = (
-        "engine",
-        "modes",
-        "texts with drafts",
-        "tokens",
-        "differing",
-        "near-ties",
-        "plain errors",
-        "identifiers lost",
-    )
+        "engine", "modes", "texts", "tokens", "differing", "near-ties", "plain errors", "several at once: with drafts",
+        "without",
+    )  # fmt: skip
+    there = [row for row in rows if "failed" not in row]
 
     def lines() -> Iterator[Sequence[str]]:
-        for engine in dict.fromkeys(row["engine"] for row in rows):
-            own = [r for r in rows if r["engine"] == engine and r["mode"] != PLAIN and "failed" not in r]
-            if own:
-                total = {key: sum(row.get(key, 0) for row in own) for key in COUNTS}
-                lost = f"{total['identifiers_lost']} of {total['identifiers']:,}"
-                counts = [
-                    f"{total[key]:,}" for key in ("asked", "tokens", "differing", "near_ties", "errors")
-                ]
-                yield (f"{engine} {own[0]['version']}", str(len({row["mode"] for row in own})), *counts, lost)
+        for engine in dict.fromkeys(row["engine"] for row in there):
+            mine = [row for row in there if row["engine"] == engine]
+            drafted = [row for row in mine if row["mode"] != PLAIN]
+            alone = [row for row in drafted if row["parallel"] == 1]
+            counts = [f"{sum(row[key] for row in alone):,}" for key in COUNTS]
+            beside = [_of([row for row in some if row["parallel"] > 1]) for some in (drafted, _plain(mine))]
+            modes = str(len({row["mode"] for row in drafted}))
+            yield (f"{engine} {mine[0]['version']}", modes, *counts, *beside)
 
     return _table(head, 1, lines())
 
 
-COUNTS = ("asked", "tokens", "differing", "near_ties", "errors", "identifiers", "identifiers_lost")
+def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["mode"] == PLAIN]
+
+
+def _of(rows: list[dict[str, Any]]) -> str:
+    return f"{sum(r['differing'] for r in rows)} of {sum(r['asked'] for r in rows)}" if rows else ""
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:

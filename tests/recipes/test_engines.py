@@ -326,11 +326,13 @@ def test_the_page_shows_every_cell(recipe: dict[str, ModuleType], tmp_path: Path
         {**row, **counts, "worst": worst},
         {**row, "drafts": 8, "failed": "exit status 1: it | broke"},
         {**row, **counts, "drafts": 16, "died": "killed", "worst": None},
+        {**row, **counts, "parallel": 1, "worst": None},
+        {**row, **counts, "mode": "plain", "differing": 0, "worst": None},
     ]
     flags = argparse.Namespace(flags=["--questions 3", "--speeds"], machine="two cores", work=tmp_path)
     text = recipe["page"].page({"rows": rows}, flags)
     assert "| fake | drafted, 4 drafts, 2 at once | 3 | 1,200 | 1 | 0 | 1 | 2.000 | 0.125 | 2 of 7 |" in text
-    assert "| fake 1.0 | 1 | 6 | 2,400 | 2 | 0 | 2 | 4 of 14 |" in text
+    assert "| fake 1.0 | 1 | 3 | 1,200 | 1 | 0 | 1 | 2 of 6 | 0 of 3 |" in text
     assert "did not run: exit status 1: it / broke" in text
     assert "16 drafts, 2 at once; then ended: killed" in text
     assert "plain `a↵b`, drafted `a c`" in text
