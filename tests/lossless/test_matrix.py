@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from matrix import CONDITIONS, DRAFTERS, REASONS, Counted, Zoo
 from paceline.ops import native
 from planted import INSIDE, keep_a_rejected_token
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 CONSTRAINED = {"tools", "schema after thinking"}
 TOKENS = 60  # of a cell at least; scripts/matrix.py compares more
@@ -39,7 +41,33 @@ def test_a_drafter_changes_nothing_under_any_condition(zoo: Zoo, drafter: str) -
 
 
 def test_the_page_has_every_cell() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "matrix.md").read_text(encoding="utf-8")
+    whole((ROOT / "docs" / "matrix.md").read_text(encoding="utf-8"))
+
+
+def test_the_script_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "matrix.py"))
+    asked: list[tuple[str, str]] = []
+
+    def cell(zoo: Zoo, drafter: str, condition: str, tokens: int) -> Counted:
+        if len(asked) == 20:
+            raise KeyboardInterrupt
+        asked.append((drafter, condition))
+        return Counted(tokens + len(asked), 9, 4)
+
+    monkeypatch.setattr(matrix, "cell", cell)
+    state = tmp_path / "state.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        script["counted"](state, 1000)
+    first = list(asked)
+    asked.clear()
+    monkeypatch.setattr(matrix, "cell", lambda *one: asked.append(one[1:3]) or Counted(1000, 9, 4))
+    counts = script["counted"](state, 1000)
+    assert [*first, *asked] == list(matrix.cells()) == list(counts)
+    assert counts[first[0]].tokens == 1001
+    whole(script["page"](counts, 1000, "two cores"))
+
+
+def whole(page: str) -> None:
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"
     ]
