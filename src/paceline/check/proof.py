@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from paceline.check import distribution, drafts, forward, identity, pictures, processes
@@ -76,13 +77,21 @@ def prove(
             break
     info, state = subject.engine.info, subject.engine.state
     facts = {
-        "target": info.get("target", "in memory"),
+        "target": _named(info.get("target", "in memory")),
         "drafters": ", ".join(subject.drafters),
         "pictures": pictures.described(subject),
         "arithmetic": info.get("arithmetic", "plain torch"),
         "precision": f"{info.get('dtype', state.target.dtype)}, K/V {state.cache.holds}, on {state.target.device}",
     }
     return Certificate(facts, tuple(findings), dict(provenance), ended)
+
+
+def _named(target: str) -> str:
+    """A model without the path to it, which is of no use to whom a certificate is shown."""
+    path = Path(target)
+    if path.parent.name == "snapshots":
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    return f"{path.parent.name}/{path.name}" if path.name == "target" else path.name
 
 
 def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:

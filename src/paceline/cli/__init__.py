@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "Write a text, or talk in an interactive session.",
     "generate": "Write the answers to a file of prompts.",
     "serve": "Serve an OpenAI-compatible endpoint and a page to play with.",
+    "launch": "Start a coding agent (codex, claude, aider, ...) on a model of yours.",
     "bench": "Measure what speculation brings on this machine.",
     "check": "Prove on this machine that speculation changes no token.",
     "audit": "Ask any server whether its speculation changes the text.",

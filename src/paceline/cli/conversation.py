@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.attached import Attachment, attach, content, files_in, typed_path
 from paceline.cli.turns import Message, Turns, checked
-from paceline.cli.writing import LOSSY, Painter, Piece, clean, stats_lines, why
+from paceline.cli.writing import LOSSY, Painter, Piece, clean, short_name, stats_lines, status_line, why
 from paceline.core import SamplingParams
 from paceline.errors import PacelineError, UsageError
 from paceline.options import rows_of
 
 if TYPE_CHECKING:
+    from paceline.cli.loaded import Loaded
     from paceline.core import Delta, Stats
     from paceline.llm import LLM
     from paceline.soft_tokens import Kind
@@ -33,6 +34,8 @@ HELP = {
     "/system TEXT": 'set the system prompt; /system "" removes it, /system shows it',
     "/set NAME VALUE": "change a sampling setting, e.g. /set temperature 0.7; without VALUE the model's own",
     "/show": "the model, the settings, how full the context is",
+    "/model NAME": "go on with another model; without NAME what there is",
+    "/drafter NAME": "let another drafter draft, none or auto; without NAME what there is",
     "/stats": "how fast the last answer was; /stats on and /stats off: after every answer",
     "/image PATH": "show a picture with the next message; a path in a message does the same (also /audio PATH)",
     "/drop": "take back what is attached to the next message",
@@ -61,12 +64,14 @@ class Conversation:
 
     def __init__(
         self, llm: LLM, said: dict[str, Any], *, chat: bool, system: str | None = None, drafts: bool = False,
-        refuse: bool = False,
+        refuse: bool = False, loaded: Loaded | None = None,
     ) -> None:  # fmt: skip
-        """`said`: sampling settings of the command line. Raises UsageError for a system prompt that cannot be."""
+        """`said`: sampling settings of the command line. `loaded`: what can load another model in the place of `llm`.
+        Raises UsageError for a system prompt that cannot be."""
         self.llm, self.said, self.chat, self.drafts = llm, dict(said), chat, drafts
         self.done = self.always_stats = False
         self.stats: Stats | None = None
+        self._loaded, self._refuse = loaded, refuse
         self.turns = Turns(llm, refuse=refuse)
         self.attached: list[Attachment] = []  # to the next message
         self._stop = False
@@ -75,7 +80,8 @@ class Conversation:
         self._commands: dict[str, Callable[[str], Iterator[Piece]]] = {
             "help": self._help, "new": self._new, "system": self._system, "set": self._set, "show": self._show,
             "stats": self._stats, "drafts": self._drafts, "save": self._save, "load": self._load, "exit": self._exit,
-            "image": self._image, "audio": self._audio, "drop": self._drop,
+            "image": self._image, "audio": self._audio, "drop": self._drop, "model": self._model,
+            "drafter": self._drafter,
         }  # fmt: skip
         if system:
             self._use_system(system)
@@ -83,6 +89,14 @@ class Conversation:
     @property
     def commands(self) -> list[str]:
         return [f"/{name}" for name in (*self._commands, *ALSO) if name != "?"]
+
+    @property
+    def status(self) -> str:
+        """One line for the foot of the screen: the model, and what the last answer was like."""
+        model = f"{short_name(str(self.llm.info['target']))}, {self.llm.info['drafter']}"
+        used = f"{self.turns.used} of {self.llm.engine.max_len} tokens" if self.chat else ""
+        parts = [model, None if self.stats is None else status_line(self.stats), used]
+        return " · ".join(part for part in parts if part)
 
     def stop(self) -> None:
         """End the answer that is being written, after the step that is running. From any thread or a signal handler."""
@@ -320,6 +334,50 @@ class Conversation:
         self.said, self._file = said, path.resolve()
         yield from (Piece(_shown(message), "note") for message in messages)
         yield Piece(f"{len(messages)} messages are read from {path}", "note")
+
+    def _model(self, rest: str) -> Iterator[Piece]:
+        if not rest:
+            from paceline.cli.models_here import found_here
+
+            named = [one.target for one in found_here() if one.role == "target" and one.why is None]
+            yield Piece(f"now {self._now()}; here are {', '.join(named)}, or any folder or hub id", "note")
+            return
+        yield from self._change(rest, None)
+
+    def _drafter(self, rest: str) -> Iterator[Piece]:
+        there = self.llm.engine.drafter_names
+        if not rest:
+            yield Piece(
+                f"now {self.said.get('drafter', self.llm.info['drafter'])}; loaded are {', '.join(there)}; /drafter auto "
+                "is the one that fits, and a folder or hub id is loaded",
+                "note",
+            )
+        elif rest in there:  # loaded already: a setting of the next answers
+            self.said = self.said | {"drafter": rest}
+            yield Piece(f"the next answers are drafted by {rest}", "note")
+        else:
+            yield from self._change(None, None if rest == "auto" else rest)
+
+    def _now(self) -> str:
+        return short_name(str(self.llm.info["target"]))
+
+    def _change(self, target: str | None, drafter: str | None) -> Iterator[Piece]:
+        """Go on with another model, or another drafter of this one; the messages stay. Raises what loading raises, and
+        then all is as before."""
+        if self._loaded is None:
+            raise UsageError("this conversation cannot load another model: start `paceline run` with it")
+        try:
+            self._loaded.change(target or self._loaded.target, drafter)
+        finally:
+            before, self.llm = self.turns, self._loaded.llm
+            self.turns = Turns(self.llm, refuse=self._refuse)
+            self.turns.replace(before.system, before.messages)
+            self.said = {name: value for name, value in self.said.items() if name != "drafter"}
+            self.attached, self.stats = [], None
+        if target is not None:
+            self.chat = bool(self.llm.info["chat"])
+        what = "" if self.chat else "; it does not chat: each text is continued on its own"
+        yield Piece(f"now {self._now()}, drafted by {self.llm.info['drafter']}{what}", "note")
 
     def _exit(self, rest: str) -> Iterator[Piece]:
         self.done = True

@@ -264,10 +264,13 @@ def _table(seen: Seen) -> list[str]:
     lines.append(f"{sized(seen.free)} of memory are free here; the context is what fits beside the weights.")
     if seen.bandwidth is not None:
         lines.append(
-            f"Tokens/s are the most for one text without speculation: {seen.bandwidth / 1e9:,.0f} GB/s are read here."
+            f"Tokens/s are the most for one text without drafts: {seen.bandwidth / 1e9:,.0f} GB/s are read here."
         )
     elif any(fit.speed is not None for fit in seen.fits):
-        lines.append("Tokens/s are an estimate for one text without speculation, measured on a slice of it.")
+        lines += [
+            "Tokens/s are an estimate for one text without drafts, measured on a slice of it.",
+            "`paceline bench --quick` on it measures both, without drafts and with them.",
+        ]
     return lines
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from paceline.chat.road import Turn
     from paceline.cli.conversation import Conversation
+    from paceline.cli.loaded import Loaded
     from paceline.cli.writing import Painter, Piece
     from paceline.core import Delta, SamplingParams
     from paceline.llm import LLM
@@ -140,22 +142,27 @@ def command(
     named, prompt = _target_and_prompt(words, target)
     prompt, piped = _read(prompt, file, piped="-" not in (*images, *sounds))
     target = named if named is not None else default_target() or (_chat_model() if piped else "demo")
-    show = Show(stats, show_drafts, as_json, compare)
-    _need_prompt(prompt, show)
+    _need_prompt(prompt, show := Show(stats, show_drafts, as_json, compare))
+    from paceline.cli.loaded import Loaded
     from paceline.llm import LLM
     from paceline.memory import freeze_objects
 
-    with LLM(target, say=lambda line: click.echo(line, err=True), **options) as llm:
+    with Loaded(target, options, partial(LLM, say=_say)) as loaded:
+        llm = loaded.llm
         click.echo(sampling_line(llm.info.get("sampling", {}), said), err=True)
         chat = _chats(llm, chat, system)
         shown = _files(llm, chat, images, sounds)
         if prompt is None:
             freeze_objects()
-            how = chat, system, when_full == "refuse"
-            _converse(_conversation(llm, said, how, show), shown, _question(chat))
+            talk = _conversation(loaded, said, (chat, system, when_full == "refuse"), show)
+            _converse(talk, shown, _question(chat))
         else:
             content = _content(prompt, shown) if shown else prompt
             _write(llm, (content, chat, system), said, show)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _need_prompt(prompt: str | None, show: Show) -> None:
@@ -245,12 +252,14 @@ def names_a_model(word: str) -> bool:
 
 
 def _conversation(
-    llm: LLM, said: dict[str, Any], talk: tuple[bool, str | None, bool], show: Show
+    loaded: Loaded, said: dict[str, Any], talk: tuple[bool, str | None, bool], show: Show
 ) -> Conversation:
     from paceline.cli.conversation import Conversation
 
     chat, system, refuse = talk
-    conversation = Conversation(llm, said, chat=chat, system=system, drafts=show.drafts, refuse=refuse)
+    conversation = Conversation(
+        loaded.llm, said, chat=chat, system=system, drafts=show.drafts, refuse=refuse, loaded=loaded
+    )
     conversation.always_stats = show.stats
     return conversation
 
@@ -274,7 +283,7 @@ def _converse(conversation: Conversation, files: list[tuple[Kind, str]], offered
     click.echo(f"{what} /help says what there is, Ctrl-D leaves.{off}", err=True)
     for kind, path in files:
         click.echo(conversation.attach(path, kind).text, err=True)
-    reader = choose_reader(Path(profile_dir()) / "history", conversation.commands)
+    reader = choose_reader(Path(profile_dir()) / "history", conversation)
     if offered:
         click.echo("Enter asks what stands there; change it, or Ctrl-C clears it.", err=True)
     converse(conversation, reader, Screen(), offered)

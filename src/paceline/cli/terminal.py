@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,10 +109,12 @@ class PlainReader:
 class EditingReader:
     """Editing and history by prompt_toolkit. A paste of several lines is one text, and Enter inside quotes a newline."""
 
-    def __init__(self, history: Path, commands: list[str]) -> None:
+    def __init__(self, history: Path, commands: list[str], status: Callable[[], str]) -> None:
+        """`status`: what stands at the foot of the screen."""
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.output import ColorDepth
+        from prompt_toolkit.styles import Style
 
         self._session: PromptSession[str] = PromptSession(
             history=open_history(history),
@@ -121,6 +123,8 @@ class EditingReader:
             prompt_continuation="... ",
             completer=WordCompleter(commands, sentence=True),
             complete_while_typing=False,
+            bottom_toolbar=lambda: harmless(status())[: os.get_terminal_size().columns - 1],
+            style=Style([("bottom-toolbar", "noreverse")]),
             color_depth=None if colours() else ColorDepth.DEPTH_1_BIT,
         )
 
@@ -189,10 +193,10 @@ def _bindings() -> KeyBindings:
     return keys
 
 
-def choose_reader(history: Path, commands: list[str]) -> Reader:
+def choose_reader(history: Path, conversation: Conversation) -> Reader:
     if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return PlainReader()
-    return EditingReader(history, commands)
+    return EditingReader(history, conversation.commands, lambda: conversation.status)
 
 
 def converse(conversation: Conversation, reader: Reader, screen: Screen, offered: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -131,6 +132,20 @@ def stats_lines(stats: Stats) -> list[str]:
             "steps without a draft: " + ", ".join(f"{what} {n}" for what, n in stats.reasons.items())
         )
     return lines
+
+
+def status_line(stats: Stats) -> str:
+    """How fast an answer was, and what drafts brought, in as few words as can be."""
+    speed = f"{stats.emitted} tokens, {stats.emitted / max(stats.seconds, 1e-9):.0f} a second"
+    return f"{speed}, {stats.accepted} of them from drafts" if stats.drafted else f"{speed}, no drafts"
+
+
+def short_name(target: str) -> str:
+    """How a loaded model is called: a repository of the hub, a file, or a folder, without the path to it."""
+    path = Path(target)
+    if path.parent.name == "snapshots":
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    return f"{path.parent.name}/{path.name}" if path.name == "target" else path.name
 
 
 def clean(text: str) -> str:
