@@ -30,6 +30,7 @@ OF_OTHERS = re.compile(r"(pip|hf|git|ray|npm) [^`\n]*")  # commands that are not
 TABLES = (
     "paceline.core",
     "paceline.config",
+    "paceline.cli.agents",  # options of other programs
 )  # their texts are in the help of each command that has the option
 OF = {  # rooms that speak for commands which the imports do not tell
     "paceline.server": ("serve",),  # `generate --ray` reaches it through the cluster, and serves nothing
@@ -37,6 +38,8 @@ OF = {  # rooms that speak for commands which the imports do not tell
     "paceline.cli.info": ("info", "run"),  # it says how a model would be run
     "paceline.cli.choose": ("run",),  # `paceline` alone, which goes on as `run`
     "paceline.forecast.catalogue": ("run",),
+    "paceline.forecast.shapes": ("bench",),  # others read its table only
+    "paceline.cli.launch": ("launch", "serve"),
     "paceline.forecast.outlook": ("info", "run"),
     "paceline.convert.output": ("convert",),  # `quantize` unpacks into an empty folder of its own
 }
