@@ -69,6 +69,25 @@ def test_generate_is_a_chat_or_raw(s: Served) -> None:
         assert s.post(path, **empty).json()["done_reason"] == "load"
 
 
+def test_log_probabilities(s: Served) -> None:
+    options = {"seed": 1, "num_predict": 12}
+    for path, body in (
+        ("/api/chat", {"messages": TALK}),
+        ("/api/generate", {"prompt": "hello", "raw": True}),
+    ):
+        whole = s.post(path, **body, options=options, stream=False, logprobs=True, top_logprobs=2).json()
+        assert len(whole["logprobs"]) == 12
+        assert all(len(entry["top_logprobs"]) == 2 for entry in whole["logprobs"])
+        got = lines(s.post(path, **body, options=options, logprobs=True, top_logprobs=2))
+        assert [entry for line in got for entry in line.get("logprobs", ())] == whole["logprobs"]
+        bare = s.post(path, **body, options=options, stream=False, logprobs=True).json()["logprobs"]
+        assert [set(entry) for entry in bare] == [{"token", "logprob", "bytes"}] * 12
+        without = s.post(path, **body, options=options, stream=False, top_logprobs=2).json()
+        assert "logprobs" not in without
+        for most in (-1, 10**6):
+            assert s.post(path, **body, logprobs=True, top_logprobs=most).status_code == 400
+
+
 def test_options_reach_the_engine(s: Served) -> None:
     options = {
         "temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "seed": 4, "stop": ["zz"], "repeat_penalty": 1.5,

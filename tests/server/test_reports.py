@@ -284,8 +284,8 @@ def test_version_and_models_without_v1(s: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/v1/embeddings", "embeddings are not what this server does"), ("/v1/threads", "/v1/chat/completions"),
-        ("/api/embed", "Ollama"), ("/api/pull", "POST /api/chat"), ("/v1/responses/resp_1", "not stored"),
+        ("/v1/rerank", "ranking is not what this server does"), ("/v1/threads", "/v1/chat/completions"),
+        ("/api/push", "Ollama"), ("/api/pull", "POST /api/chat"), ("/v1/responses/resp_1", "not stored"),
         ("/chat/completions", "ends in /v1"), ("/nowhere", "no such path"), ("/v1", "no such path"),
         ("/v1/audio/speech", "audio is not what"),
     ],

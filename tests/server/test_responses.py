@@ -201,15 +201,17 @@ def test_kinds_of_other_clients_are_left_out_or_read(s: Served) -> None:
     answer = s.post("/v1/responses", input=items, tools=[call, *others], max_output_tokens=3)
     assert answer.status_code == 200, answer.text
     assert answer.json()["warnings"] == [
-        *(
-            f"tools.{i}: tools of type '{kind}' are not run here"
-            for i, kind in enumerate(("web_search", "custom", "local_shell"), 1)
-        ),
+        "tools.1: tools of type 'web_search' are not run here",
+        "tools.2.format: the grammar is told to the model, and not held",
+        "tools.3: tools of type 'local_shell' are not run here",
         "input.3: items of type 'web_search_call' hold nothing for the model",
         "input.6: items of type 'item_reference' hold nothing for the model",
         "input.7: items of type 'mcp_list_tools' are unknown here and carried as text",
     ]
-    assert [tool["name"] for tool in answer.json()["tools"]] == ["add"]
+    assert [(tool["type"], tool["name"]) for tool in answer.json()["tools"]] == [
+        ("function", "add"),
+        ("custom", "patch"),
+    ]
     made = messages(ResponsesRequest.model_validate({"input": items}).input, None)
     assert [m["role"] for m in made] == [
         "user",
@@ -229,6 +231,56 @@ def test_kinds_of_other_clients_are_left_out_or_read(s: Served) -> None:
     ]
     assert [m["tool_call_id"] for m in made if m["role"] == "tool"] == ["c1", "c2", "c3"]
     assert '"server_label": "docs"' in made[5]["content"]
+
+
+def test_a_custom_tool_gets_free_text(s: Served) -> None:
+    pattern = {"type": "grammar", "syntax": "regex", "definition": "[ab]{3}\\n"}
+    tool = {"type": "custom", "name": "patch", "description": "Patches.", "format": pattern}
+    asked: dict[str, Any] = {
+        "input": "hi", "tools": [tool], "tool_choice": {"type": "custom", "name": "patch"},
+        "parallel_tool_calls": False, "seed": 3, "max_output_tokens": 400,
+    }  # fmt: skip
+    made = s.post("/v1/responses", **asked).json()
+    (call,) = made["output"]
+    assert (call["type"], call["name"]) == ("custom_tool_call", "patch")
+    assert len(call["input"]) == 4
+    assert set(call["input"][:3]) <= {"a", "b"}, "the text is held to the tool's format"
+    assert call["input"].endswith("\n")
+    assert made["tools"] == [tool]
+    lines = s.post("/v1/responses", **asked, stream=True).text.splitlines()
+    told = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    (delta,) = [e for e in told if e["type"] == "response.custom_tool_call_input.delta"]
+    (done,) = [e for e in told if e["type"] == "response.custom_tool_call_input.done"]
+    assert delta["delta"] == done["input"] == call["input"]
+    assert told[-1]["response"]["output"][0]["input"] == call["input"]
+    lark = {**tool, "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}}
+    free = s.post("/v1/responses", **{**asked, "tools": [lark]}).json()
+    assert free["warnings"] == ["tools.0.format: the grammar is told to the model, and not held"]
+
+
+def test_log_probabilities_of_what_is_said(client: Any) -> None:
+    asked = {"model": "fake", "input": "hello", "max_output_tokens": 12, "extra_body": {"seed": 1}}
+    plain = client.responses.create(**asked).output[0].content[0]
+    assert plain.logprobs == []
+    whole = client.responses.create(**asked, top_logprobs=2, include=["message.output_text.logprobs"])
+    part = whole.output[0].content[0]
+    assert len(part.logprobs) == 12
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    assert bytes(b for entry in part.logprobs for b in entry.bytes).decode("utf-8", "replace") == part.text
+    with client.responses.stream(**asked, top_logprobs=2) as stream:
+        deltas = [e for e in stream if e.type == "response.output_text.delta"]
+    assert sum(len(e.logprobs) for e in deltas) == 12
+    only = client.responses.create(**asked, include=["message.output_text.logprobs"])
+    assert all(entry.top_logprobs == [] for entry in only.output[0].content[0].logprobs)
+
+
+def test_thoughts_have_no_log_probabilities() -> None:
+    with scripted("<|channel>thought\nhm<channel|>yes") as s:
+        asked = {"input": "hello", "reasoning": {"effort": "high"}, "top_logprobs": 0}
+        made = s.post("/v1/responses", **asked).json()
+        (message,) = [item for item in made["output"] if item["type"] == "message"]
+        said = "".join(entry["token"] for entry in message["content"][0]["logprobs"])
+        assert said.startswith("yes")
 
 
 def test_what_is_ignored_is_told_and_nothing_is_stored(s: Served) -> None:

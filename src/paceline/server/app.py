@@ -28,6 +28,7 @@ from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
 from paceline.server.heads import Heads
 from paceline.server.infill import add_infill
+from paceline.server.llama import add_llama
 from paceline.server.ollama import add_ollama
 from paceline.server.paths import no_such_path
 from paceline.server.request_log import Write
@@ -69,6 +70,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     _add_token_routes(app, service)
     add_ollama(app, service)
     add_anthropic(app, service)
+    add_llama(app, service)
     add_infill(app, service)
     page = files("paceline.server") / "page"
     for file in page.iterdir():
@@ -85,6 +87,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
 
 
 def _add_state_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/healthz", response_model=answers.Health, include_in_schema=False)
     @app.get("/health", response_model=answers.Health)
     async def health() -> JSONResponse:
         """200 while requests are taken, else 503. The only route without a key."""

@@ -84,7 +84,8 @@ class Chat:
     async def pieces(self, tail: deque[int] | None = None) -> AsyncIterator[dict[str, Any]]:
         """For other APIs: what each batch adds to the only text, any of content, reasoning_content and tool_calls.
 
-        `tail` gets the tokens.
+        With `logprobs` there are the entries of all its tokens, too, and in `said` those that are no thoughts. `tail`
+        gets the tokens.
         """
         async with self.service.generate(self.ask) as generation:
             async for batch in generation.batches():
@@ -92,7 +93,12 @@ class Chat:
                     self.completion_tokens += len(delta.token_ids)
                     if tail is not None:
                         tail.extend(delta.token_ids)
+                    events = self.choices[0].events
+                    thoughts = events.reasoning_tokens
                     piece = self.choices[0].push(delta)
+                    if delta.logprobs:
+                        thought = events.reasoning_tokens - thoughts
+                        piece |= {"logprobs": delta.logprobs, "said": delta.logprobs[thought:]}
                     if delta.finish_reason is not None:
                         self.reason = self.choices[0].finish_reason(delta.finish_reason)
                         self.stats = list(generation.stats.values())

@@ -91,14 +91,15 @@ class Completion:
         }
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """For other APIs: what each batch adds to the only text, as `content`."""
+        """For other APIs: what each batch adds to the only text, as `content` and, if asked for, `logprobs`."""
         async with self.service.generate(self.ask) as generation:
             async for batch in generation.batches():
                 for _, delta in joined(batch):
                     self.completion_tokens += len(delta.token_ids)
                     if delta.finish_reason is not None:
                         self.reason, self.stats = delta.finish_reason, list(generation.stats.values())
-                    yield {"content": delta.text} if delta.text else {}
+                    piece: dict[str, Any] = {"content": delta.text} if delta.text else {}
+                    yield piece | ({"logprobs": delta.logprobs} if delta.logprobs else {})
 
     async def stream(self) -> AsyncIterator[bytes]:
         options = self.body.stream_options

@@ -128,6 +128,40 @@ class FunctionTool(Function, Typed):
     """Fields of `Typed` come first, and so do their errors."""
 
 
+class ToolFormat(Part):
+    """What the text that a custom tool gets looks like. `syntax` is lark or regex."""
+
+    type: Literal["text", "grammar"] = "text"
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = Field(None, max_length=2**16)
+
+
+class CustomTool(Part):
+    """A tool that gets free text, which the model writes as the argument `input` of a function."""
+
+    type: Literal["custom"]
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]{0,127}$")
+    description: str | None = Field(None, max_length=2**16)
+    format: ToolFormat | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the text is held to its format, not only told of it."""
+        return self.format is None or self.format.type == "text" or self.format.syntax == "regex"
+
+    def function(self) -> dict[str, Any]:
+        """The function that stands for it."""
+        text: dict[str, Any] = {"type": "string"}
+        said, made = self.description or "", self.format
+        if made is not None and made.type == "grammar" and made.definition:
+            if made.syntax == "regex":
+                text["pattern"] = f"^(?:{made.definition})$"
+            else:
+                said = f"{said}\n\nThe input has to fit this grammar:\n{made.definition}".strip()
+        schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        return {"name": self.name, "description": said, "parameters": schema}
+
+
 class OtherTool(Part):
     """A tool that the service itself would run, or one without a schema: it is left out."""
 
@@ -137,7 +171,7 @@ class OtherTool(Part):
     @field_validator("type")
     @classmethod
     def _is_other(cls, value: str) -> str:
-        if value in ("function", "allowed_tools"):
+        if value in ("function", "allowed_tools", "custom"):
             raise ValueError("does not fit its type")
         return value
 
@@ -146,20 +180,29 @@ class NamedFunction(FunctionName, Typed):
     pass
 
 
+class NamedCustom(FunctionName):
+    type: Literal["custom"]
+
+
 class AllowedFunctions(Part):
     """Which of the tools may be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
-    tools: Many[NamedFunction] = Field(min_length=1, max_length=1024)
+    tools: Many[NamedFunction | NamedCustom] = Field(min_length=1, max_length=1024)
 
 
-def left_out(items: str | list[Kind], tools: list[FunctionTool | OtherTool] | None) -> dict[str, str]:
+AnyTool = FunctionTool | CustomTool | OtherTool
+
+
+def left_out(items: str | list[Kind], tools: list[AnyTool] | None) -> dict[str, str]:
     """What of a request does not reach the model as it is: field -> why."""
     out: dict[str, str] = {}
     for i, tool in enumerate(tools or []):
         if isinstance(tool, OtherTool):
             out[f"tools.{i}"] = f"tools of type {tool.type[:40]!r} are not run here"
+        elif isinstance(tool, CustomTool) and not tool.holds:
+            out[f"tools.{i}.format"] = "the grammar is told to the model, and not held"
     for i, item in enumerate(items if isinstance(items, list) else []):
         if isinstance(item, OtherItem):
             kind = repr(item.type[:40])

@@ -14,10 +14,10 @@ Entry = TokenLogprob | int
 
 def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob]) -> dict[str, Any]:
     """`choices[].logprobs` of a chat answer."""
-    return {"content": [_chat_entry(tokenizer, entry) for entry in entries], "refusal": None}
+    return {"content": [chat_entry(tokenizer, entry) for entry in entries], "refusal": None}
 
 
-def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
+def chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
     top = [_token(tokenizer, token, value) for token, value in entry.top]
     return {**_token(tokenizer, entry.token, entry.raw), "top_logprobs": top}
 
@@ -25,6 +25,12 @@ def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
 def _token(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
     piece = tokenizer.piece(token, skip_special=False)
     return {"token": piece.decode("utf-8", "replace"), "logprob": _finite(value), "bytes": list(piece)}
+
+
+def token_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
+    """An item of llama.cpp's `completion_probabilities`: as OpenAI's, with ids."""
+    top = [{"id": token, **_token(tokenizer, token, value)} for token, value in entry.top]
+    return {"id": entry.token, **_token(tokenizer, entry.token, entry.raw), "top_logprobs": top}
 
 
 class Entries:

@@ -15,6 +15,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _PATHS = (
     "/",
     "/health",
+    "/healthz",
     "/metrics",
     "/v1/models",
     "/tokenize",
@@ -22,8 +23,14 @@ _PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
+    "/v1/embeddings",
+    "/completion",
+    "/infill",
+    "/props",
     "/api/chat",
     "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
     "/api/tags",
 )
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

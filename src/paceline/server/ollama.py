@@ -17,9 +17,11 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from paceline import __version__
+from paceline.core import TokenLogprob
 from paceline.server.chat import Chat, prepare_chat
 from paceline.server.completions import Completion, prepare_completion
 from paceline.server.errors import ApiError, as_api_error
+from paceline.server.logprobs import chat_entry
 from paceline.server.ollama_models import model_about, model_card
 from paceline.server.params import refuse
 from paceline.server.schema import (
@@ -80,6 +82,8 @@ class Asked(Named):
     options: Options | None = None
     think: bool | str | None = None
     keep_alive: Any = Field(None, description="has no effect")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, description="needs logprobs")
     truncate: bool | None = Field(
         None, description="false: a chat over the context is refused, not shortened"
     )
@@ -228,6 +232,11 @@ def _common(service: Service, body: Asked) -> dict[str, Any]:
     return out
 
 
+def _likely(body: Asked) -> dict[str, Any]:
+    """The fields of a chat for log probabilities."""
+    return {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs if body.logprobs else None}
+
+
 def _chat(service: Service, body: ChatAsked) -> ChatRequest:
     said = []
     for message in body.messages:
@@ -237,14 +246,15 @@ def _chat(service: Service, body: ChatAsked) -> ChatRequest:
              "reasoning_content": message.thinking, "name": message.tool_name}
         )  # fmt: skip
     return ChatRequest.model_validate(
-        _common(service, body) | {"messages": said, "tools": body.tools, "think": body.think}
+        _common(service, body) | {"messages": said, "tools": body.tools, "think": body.think} | _likely(body)
     )
 
 
 def _as_chat(service: Service, body: GenerateAsked) -> ChatRequest:
     system = [{"role": "system", "content": body.system}] if body.system else []
     said = [*system, {"role": "user", "content": _seen(body.images, body.prompt)}]
-    return ChatRequest.model_validate(_common(service, body) | {"messages": said, "think": body.think})
+    more = {"messages": said, "think": body.think} | _likely(body)
+    return ChatRequest.model_validate(_common(service, body) | more)
 
 
 def _completion(service: Service, body: GenerateAsked) -> CompletionRequest:
@@ -252,6 +262,7 @@ def _completion(service: Service, body: GenerateAsked) -> CompletionRequest:
     if body.system:
         raise refuse("system", "raw: true and suffix take the prompt as it is: put it there")
     made = _common(service, body) | {"prompt": body.prompt, "suffix": body.suffix}
+    made["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     return CompletionRequest.model_validate(made)
 
 
@@ -279,23 +290,40 @@ class Turn:
     begin: float = 0.0
 
     async def lines(self) -> AsyncIterator[bytes]:
+        waiting: list[TokenLogprob] = []  # of text that is not shown yet
         async with aclosing(self._pieces()) as pieces:  # type: ignore[type-var]
-            async for content, thoughts in pieces:
+            async for piece in pieces:
+                waiting += piece.get("logprobs", ())
+                content, thoughts = _shown(piece)
                 if content or thoughts:
-                    yield _line(self._head() | self._said(content, thoughts) | {"done": False})
-        yield _line(self._head() | self._said("", "", self._calls()) | self._end())
+                    told = self._head() | self._said(content, thoughts) | self._likely(waiting)
+                    yield _line(told | {"done": False})
+                    waiting.clear()
+        yield _line(self._head() | self._said("", "", self._calls()) | self._likely(waiting) | self._end())
 
     async def whole(self) -> dict[str, Any]:
         said = thought = ""
-        async for content, thoughts in self._pieces():
+        entries: list[TokenLogprob] = []
+        async for piece in self._pieces():
+            content, thoughts = _shown(piece)
             said, thought = said + content, thought + thoughts
-        return self._head() | self._said(said, thought, self._calls()) | self._end()
+            entries += piece.get("logprobs", ())
+        told = self._head() | self._said(said, thought, self._calls()) | self._likely(entries)
+        return told | self._end()
 
-    async def _pieces(self) -> AsyncIterator[tuple[str, str]]:
+    async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
         self.begin = time.monotonic()
         async with aclosing(self.ready.pieces()) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
-                yield piece.get("content", ""), piece.get("reasoning_content", "")
+                yield piece
+
+    def _likely(self, entries: list[TokenLogprob]) -> dict[str, Any]:
+        if not entries:
+            return {}
+        made = [chat_entry(self.ready.room.tokenizer, entry) for entry in entries]
+        if not self.body.top_logprobs:
+            made = [{name: entry[name] for name in ("token", "logprob", "bytes")} for entry in made]
+        return {"logprobs": made}
 
     def _head(self) -> dict[str, Any]:
         return {"model": self.body.model or self.service.model, "created_at": _now()}
@@ -331,6 +359,11 @@ class Turn:
             "eval_count": ready.completion_tokens, "eval_duration": _nanoseconds(stats.seconds - first),
             **report(ready.stats, ready.params.seed, ready.warnings),
         }  # fmt: skip
+
+
+def _shown(piece: dict[str, Any]) -> tuple[str, str]:
+    """What a piece says, and what it thinks."""
+    return piece.get("content", ""), piece.get("reasoning_content", "")
 
 
 class Lines(EventStream):

@@ -7,16 +7,20 @@ import re
 from paceline.server.errors import ApiError
 
 PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/tokenize", "/detokenize",
-    "/infill", "/health", "/version", "/metrics", "/docs", "/openapi.json",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/models",
+    "/tokenize", "/detokenize", "/completion", "/infill", "/props", "/health", "/version", "/metrics", "/docs",
+    "/openapi.json",
 )  # fmt: skip
 _CHAT = "use POST /v1/chat/completions"
-_OLLAMA = "of Ollama's API there are POST /api/chat, /api/generate and /api/show, GET /api/tags, /api/ps and /api/version"
+_OLLAMA = (
+    "of Ollama's API there are POST /api/chat, /api/generate, /api/embed, /api/embeddings and /api/show, "
+    "GET /api/tags, /api/ps and /api/version"
+)
 _WRITES = "this server only writes text"
 _ELSEWHERE = {
-    "/v1/embeddings": f"embeddings are not what this server does: {_WRITES}",
-    "/embeddings": f"embeddings are not what this server does: {_WRITES}",
-    "/embedding": f"embeddings are not what this server does: {_WRITES}",
+    "/v1/embeddings": "use POST /v1/embeddings",
+    "/embeddings": "use POST /v1/embeddings",
+    "/embedding": "use POST /v1/embeddings",
     "/v1/rerank": f"ranking is not what this server does: {_WRITES}",
     "/v1/score": f"ranking is not what this server does: {_WRITES}",
     "/v1/moderations": f"moderation is not what this server does: {_WRITES}",
@@ -28,7 +32,8 @@ _ELSEWHERE = {
     "/v1/threads": f"the Assistants API is not supported: {_CHAT}",
     "/chat/completions": f"{_CHAT}: the base URL ends in /v1",
     "/completions": "use POST /v1/completions: the base URL ends in /v1",
-    "/completion": "this is llama.cpp's API: use POST /v1/completions",
+    "/completion": "use POST /completion",
+    "/props": "use GET /props: nothing is changed there",
     "/infill": "use POST /infill",
     "/api": _OLLAMA,
 }

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from paceline.core import TokenLogprob
 from paceline.server.chat import Chat, prepare_chat
 from paceline.server.errors import ApiError
 from paceline.server.items import (
     AllowedFunctions,
+    AnyTool,
+    CustomTool,
     FunctionTool,
     Item,
+    NamedCustom,
     NamedFunction,
     OtherTool,
     left_out,
     messages,
 )
+from paceline.server.logprobs import chat_entry
 from paceline.server.params import refuse
 from paceline.server.schema import ChatRequest, JsonSchema, Many, Part, Sampling
 from paceline.server.service import Service
@@ -49,14 +56,20 @@ class ResponsesRequest(Sampling):
     input: str | Many[Item]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    tools: Many[FunctionTool | OtherTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | OtherTool | None = (
-        None
-    )
+    tools: Many[AnyTool] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | NamedFunction
+        | NamedCustom
+        | AllowedFunctions
+        | OtherTool
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Effort | None = None
-    include: Any = Field(None, description="accepted and ignored")
+    include: Any = Field(None, description="`message.output_text.logprobs` asks for them; others are ignored")
+    top_logprobs: int | None = Field(None, ge=0, description="how many likely tokens to show at each place")
     truncation: Literal["disabled"] | None = Field(None, description="a prompt that is too long is refused")
     background: bool | None = Field(None, description="not supported: must be false")
     previous_response_id: Any = Field(None, description="not supported: must be null")
@@ -64,6 +77,8 @@ class ResponsesRequest(Sampling):
     prompt: Any = Field(None, description="not supported: must be null")
 
 
+_LOGPROBS = "message.output_text.logprobs"
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _STORED = "nothing is stored here: send the whole conversation as input"
 _REFUSED = {
     "previous_response_id": _STORED, "conversation": _STORED, "prompt": "no prompts are kept here: send the text itself",
@@ -108,6 +123,8 @@ def _as_chat(service: Service, body: ResponsesRequest) -> ChatRequest:
         "tools": _functions(body) or None,
         "tool_choice": _choice(body.tool_choice),
     }
+    if wants_logprobs(body):
+        given |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if body.text is not None and body.text.format is not None:
         shown = body.text.format.model_dump(by_alias=True, exclude_none=True)
         if shown["type"] == "json_schema" and "schema" not in shown:
@@ -116,19 +133,36 @@ def _as_chat(service: Service, body: ResponsesRequest) -> ChatRequest:
     return ChatRequest.model_validate(given)
 
 
+def _tools(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The tools that the model is offered, as the answer says them again."""
+    whole = {"type": "function", "description": None, "parameters": {}, "strict": False}
+    custom = [tool for tool in body.tools or [] if isinstance(tool, CustomTool)]
+    names = {tool.name for tool in custom}
+    functions = [one["function"] for one in _functions(body) if one["function"]["name"] not in names]
+    out: list[dict[str, Any]] = [{**whole, **function} for function in functions]
+    return out + [tool.model_dump(exclude_none=True) for tool in custom]
+
+
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    named = isinstance(body.include, list) and _LOGPROBS in body.include
+    return named or body.top_logprobs is not None
+
+
 def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:
     shown = {"name", "description", "parameters", "strict"}
-    return [
-        {"type": "function", "function": tool.model_dump(include=shown, exclude_none=True)}
-        for tool in body.tools or []
-        if isinstance(tool, FunctionTool)
-    ]
+    made = []
+    for tool in body.tools or []:
+        if isinstance(tool, FunctionTool):
+            made.append(tool.model_dump(include=shown, exclude_none=True))
+        elif isinstance(tool, CustomTool):
+            made.append(tool.function())
+    return [{"type": "function", "function": function} for function in made]
 
 
-def _choice(choice: str | NamedFunction | AllowedFunctions | OtherTool | None) -> Any:
+def _choice(choice: str | NamedFunction | NamedCustom | AllowedFunctions | OtherTool | None) -> Any:
     if isinstance(choice, OtherTool):
         raise refuse("tool_choice", f"tools of type {choice.type[:40]!r} are not run here: name a function")
-    if isinstance(choice, NamedFunction):
+    if isinstance(choice, NamedFunction | NamedCustom):
         return {"type": "function", "function": {"name": choice.name}}
     if isinstance(choice, AllowedFunctions):
         named = [{"type": "function", "function": {"name": one.name}} for one in choice.tools]
@@ -152,21 +186,30 @@ class Output:
     """The items of an answer as they grow, and the events that tell of it."""
 
     end: str  # of the ids
+    custom: frozenset[str] = frozenset()  # names of the tools that get free text
+    told: Callable[[TokenLogprob], dict[str, Any]] | None = None  # log probabilities as they are shown
     items: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[TokenLogprob] = field(default_factory=list)  # of text that is not shown yet
 
     def push(self, piece: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """`piece`: what a chat's delta holds."""
+        self.entries += piece.get("said", ())
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
             if piece.get(name):
                 yield from self._text(kind, piece[name])
         for call in piece.get("tool_calls", ()):
+            self.entries.clear()  # they are of no message
             made = call["function"]
             if "name" in made:
-                item = {"call_id": call["id"], "name": made["name"], "arguments": ""}
-                yield from self._begin("function_call", item)
-            self.items[-1]["arguments"] += made["arguments"]
-            if made["arguments"]:
+                yield from self._begin_call(call["id"], made["name"])
+            item = self.items[-1]
+            item[_written(item)] += made["arguments"]
+            if made["arguments"] and item["type"] == "function_call":
                 yield {**self._at("function_call_arguments.delta"), "delta": made["arguments"]}
+
+    def _begin_call(self, call_id: str, name: str) -> Iterator[dict[str, Any]]:
+        kind = "custom_tool_call" if name in self.custom else "function_call"
+        yield from self._begin(kind, {"call_id": call_id, "name": name, _written({"type": kind}): ""})
 
     def close(self) -> Iterator[dict[str, Any]]:
         """End the last item; an answer without any is an empty message."""
@@ -179,10 +222,15 @@ class Output:
         if item["type"] == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield self._at("function_call_arguments.done") | done
+        elif item["type"] == "custom_tool_call":
+            item["input"] = _input_of(item["input"])
+            yield {**self._at("custom_tool_call_input.delta"), "delta": item["input"]}
+            yield {**self._at("custom_tool_call_input.done"), "input": item["input"]}
         else:
             part, name = item["content"][0], _part_name(item)
-            yield {**self._at(f"{name}.done"), "content_index": 0, "text": part["text"], **_no_logprobs(item)}
-            yield {**self._at("content_part.done"), "content_index": 0, "part": dict(part)}
+            likely = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield {**self._at(f"{name}.done"), "content_index": 0, "text": part["text"], **likely}
+            yield {**self._at("content_part.done"), "content_index": 0, "part": _part(part)}
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": _copy(item)}
 
     def _text(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
@@ -193,17 +241,25 @@ class Output:
             if kind == "message":
                 part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             self.items[-1]["content"].append(part)
-            yield {**self._at("content_part.added"), "content_index": 0, "part": dict(part)}
+            yield {**self._at("content_part.added"), "content_index": 0, "part": _part(part)}
         item = self.items[-1]
         item["content"][0]["text"] += text
+        likely = self._likely(item["content"][0]) if kind == "message" else {}
         if text:
             name = f"{_part_name(item)}.delta"
-            yield {**self._at(name), "content_index": 0, "delta": text, **_no_logprobs(item)}
+            yield {**self._at(name), "content_index": 0, "delta": text, **likely}
+
+    def _likely(self, part: dict[str, Any]) -> dict[str, Any]:
+        """The log probabilities of what a message grew by."""
+        made = [self.told(entry) for entry in self.entries] if self.told is not None else []
+        self.entries.clear()
+        part["logprobs"] += made
+        return {"logprobs": made}
 
     def _begin(self, kind: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if self.items:
             yield from self.close()
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        prefix = _PREFIXES[kind]
         item = {"id": f"{prefix}_{self.end}{len(self.items)}", "type": kind, "status": "in_progress", **more}
         self.items.append(item)
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
@@ -217,12 +273,27 @@ def _part_name(item: dict[str, Any]) -> str:
     return "output_text" if item["type"] == "message" else "reasoning_text"
 
 
-def _no_logprobs(item: dict[str, Any]) -> dict[str, Any]:
-    return {"logprobs": []} if item["type"] == "message" else {}
+def _written(item: dict[str, Any]) -> str:
+    """The field of a call that grows."""
+    return "input" if item["type"] == "custom_tool_call" else "arguments"
+
+
+def _input_of(arguments: str) -> str:
+    """The text that a custom tool gets; arguments that were cut are given as they are."""
+    try:
+        made = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    said = made.get("input") if isinstance(made, dict) else None
+    return said if isinstance(said, str) else arguments
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    return part | ({"logprobs": list(part["logprobs"])} if "logprobs" in part else {})
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    return item | {"content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
+    return item | {"content": [_part(part) for part in item["content"]]} if "content" in item else dict(item)
 
 
 @dataclass(slots=True)
@@ -236,7 +307,9 @@ class Response:
     output: Output = field(init=False)
 
     def __post_init__(self) -> None:
-        self.output = Output(self.id[-16:])
+        custom = frozenset(tool.name for tool in self.body.tools or [] if isinstance(tool, CustomTool))
+        told = partial(chat_entry, self.chat.room.tokenizer) if wants_logprobs(self.body) else None
+        self.output = Output(self.id[-16:], custom, told)
         self.chat.id = self.id  # what the request log names
 
     async def answer(self) -> dict[str, Any]:
@@ -297,9 +370,8 @@ class Response:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False, "temperature": params.temperature, "text": {"format": made},
             "tool_choice": choice.model_dump() if isinstance(choice, Part) else choice or "auto",
-            "tools": [{"type": "function", "description": None, "parameters": {}, "strict": False, **tool["function"]}
-                      for tool in _functions(body)],
-            "top_p": params.top_p, "truncation": "disabled", "usage": self._usage() if ended else None,
+            "tools": _tools(body), "top_logprobs": body.top_logprobs or 0, "top_p": params.top_p,
+            "truncation": "disabled", "usage": self._usage() if ended else None,
             **(report(self.chat.stats, params.seed, self.chat.warnings) if ended else {}),
         }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The gate in front of every route: host, key, origin, content type, size and time of bodies, safe headers.
 
-Everything is refused by default: only /health is open without a key.
+Everything is refused by default: only /health, and /healthz, is open without a key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.server.paths import usual
 from paceline.server.request_log import QUIET, Told, Write, line
 from paceline.server.settings import ServerConfig
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/healthz")
 GONE = 499  # status of a client that left before it had an answer
 NO_SEAT = "no seat"  # key of scope["state"]: this connection is one too many
 _FORM = "application/x-www-form-urlencoded"
