@@ -113,11 +113,12 @@ def test_commands_have_the_options_of_their_door(door: str) -> None:
         assert row.help.split()[0] in param.help
     ours = {row.name for row in rows_of(EngineConfig)}
     left_out = ours - {row.name for row in rows_of(EngineConfig, door)} - {"target"}
-    assert left_out <= {"drafter", "draft_tokens", "verify", "prefix_cache"}, (
-        "what check and bench go through"
+    assert left_out <= {"drafter", "draft_tokens", "verify", "prefix_cache", "pooling"}, (
+        "what check and bench go through, and what is not for texts"
     )
     if door in ("run", "generate", "serve"):
-        assert not left_out
+        assert left_out <= {"pooling"}
+    assert ("pooling" in left_out) == (door != "serve")
 
 
 EVERY = [(door, row) for door in ("run", "serve") for t in TABLES for row in rows_of(t, door)]

@@ -15,7 +15,7 @@ import torch
 
 from paceline.capacity import check_gpu, faster_on_cpu, free_memory, full, make_cache
 from paceline.checkpoints.card import describe_files
-from paceline.checkpoints.defaults import read_defaults
+from paceline.checkpoints.defaults import pooling_of, read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
 from paceline.checkpoints.loading import Transform
 from paceline.config import EngineConfig, step_options
@@ -127,6 +127,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
         "chat": _chats(config, tokenizer, path),
+        "pooling": pooling_of(path) if config.pooling == "auto" else config.pooling,
     } | known.info
     learning = _learning(replace(parts, default_drafter=kind, info=info), known, info, say)
     return Engine(learning)

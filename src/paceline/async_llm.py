@@ -15,10 +15,12 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+import numpy as np
+
 from paceline.chat.options import ChatOptions
 from paceline.config import EngineOptions, SamplingOptions
-from paceline.core import Completion, Delta, SamplingParams
-from paceline.llm import LLM, Message, Prompt
+from paceline.core import Completion, Delta, Pooling, SamplingParams
+from paceline.llm import LLM, Message, Prompt, vector_of
 from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
 from paceline.turns import in_thread, until
@@ -101,6 +103,18 @@ class AsyncLLM:
                 on_done(i, completion)
 
         return await _collect(lambda: self._llm.completions(requests), finished)
+
+    async def embed(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+    ) -> list[np.ndarray]:
+        """As `LLM.embed`."""
+        requests = await in_thread(self._llm.embeddings, prompts, pooling, dimensions)
+        done = await _collect(lambda: self._llm.completions(requests), None)
+        return [vector_of(one, dimensions) for one in done]
 
     async def stream(
         self,

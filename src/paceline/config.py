@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
-from paceline.core import MAX_DRAFT_TOKENS, RULE, Constraint, VerifyRule
+from paceline.core import MAX_DRAFT_TOKENS, RULE, Constraint, Pooling, VerifyRule
 from paceline.errors import UsageError, shown
 from paceline.options import (
     COMMANDS,
@@ -120,6 +120,11 @@ class EngineConfig(StepOptions):
         "A file with the chat template to use in place of the model's own; or the name of one: chatml, llama3, gemma.",
         MODEL, aliases=("chat_template_file",), doors=EVERYWHERE, look=Look(metavar="FILE"),
     )  # fmt: skip
+    pooling: Literal["auto", "last", "mean"] = option(
+        "auto", Choice(("auto", "last", "mean")),
+        "What embeddings are made of: the last token's state, or the mean of all; auto: by the model's files, else last.",
+        MODEL, aliases=("pooling_type",), doors=frozenset({"serve"}) | LIBRARY | FILE | ENVIRONMENT,
+    )  # fmt: skip
     max_model_len: int | None = option(
         None, Whole(), "Context in tokens (prompt and answer).", MEMORY, aliases=("n_ctx", "ctx_size", "context_length"),
         doors=EVERYWHERE, look=Look(default="what the model was made for, as far as memory allows"),
@@ -210,6 +215,7 @@ class EngineOptions(TypedDict, total=False):
     draft_tree: str | None
     chat_format: str
     chat_template: str | os.PathLike[str] | None
+    pooling: Literal["auto", "last", "mean"]
     max_model_len: int | None
     max_batch: int
     cache_memory: int | str | None
@@ -271,3 +277,4 @@ class SamplingOptions(TypedDict, total=False):
     typical_delta: float
     reference: str | list[int] | tuple[int, ...] | None
     constraint: Callable[[], Constraint] | None
+    pooling: Pooling | None

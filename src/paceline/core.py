@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 VerifyRule = Literal["match", "reject", "block", "typical"]  # typical is lossy
 OWN_NOISE = ("match", "typical")  # rules whose drafts are drawn with the noise of the target's own token
+Pooling = Literal["last", "mean"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_DRAFT_TOKENS = 16
 
@@ -226,6 +227,10 @@ class SamplingParams:
         None, Other(callable, "give a function that makes one"), "Makes a fresh constraint for each sequence.", SAMPLING,
         doors=LIBRARY,
     )  # fmt: skip
+    pooling: Pooling | None = option(
+        None, Choice(get_args(Pooling)), "No text but an embedding of the prompt: of its last token, or the mean of all.",
+        SAMPLING, doors=LIBRARY,
+    )  # fmt: skip
     edits: bool = field(
         init=False, repr=False
     )  # whether single logits change, constraint and min_tokens apart
@@ -238,6 +243,8 @@ class SamplingParams:
         if isinstance(self.reference, list):
             object.__setattr__(self, "reference", tuple(self.reference))
         _check_together(self)
+        if self.pooling is not None:  # nothing is written
+            object.__setattr__(self, "drafter", "none")
         edits = (self.bad_token_ids, self.logit_bias, self.presence_penalty, self.frequency_penalty)
         narrow = self.allowed_token_ids is not None or self.repetition_penalty != 1
         object.__setattr__(self, "edits", narrow or any(edits) or self.dry_multiplier > 0)
@@ -483,6 +490,7 @@ class Delta:
     error: str | None = None
     reasoning: str = ""  # of a chat: what is thought, which is not in `text`
     tool_calls: list[dict[str, Any]] = field(default_factory=list)  # pieces of calls, as OpenAI streams them
+    embedding: np.ndarray | None = None  # [hidden_size] float32 of length 1, where `pooling` asks for one
 
 
 @dataclass(slots=True)
@@ -504,3 +512,4 @@ class Completion:
     reasoning: str = ""  # of a chat: what was thought, which is not in `text`
     tool_calls: list[dict[str, Any]] = field(default_factory=list)  # of a chat, in OpenAI's form
     warnings: list[str] = field(default_factory=list)  # of a chat: what was changed for its template
+    embedding: np.ndarray | None = None  # [hidden_size] float32 of length 1, where `pooling` asks for one

@@ -10,6 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, TypeGuard, Unpack
 
+import numpy as np
+
 from paceline.assembly import build_engine
 from paceline.chat.answer import ChatAnswer
 from paceline.chat.constraint import Grammars, Make
@@ -18,10 +20,11 @@ from paceline.chat.messages import A_MESSAGE
 from paceline.chat.options import NAMES, ChatOptions, asked_of, parted
 from paceline.chat.road import Chats, Turn
 from paceline.config import EngineConfig, EngineOptions, SamplingOptions
-from paceline.core import Completion, Delta, SamplingParams
+from paceline.core import Completion, Delta, Pooling, SamplingParams
 from paceline.engine.engine import Engine
+from paceline.engine.pooling import normed
 from paceline.engine.shared import Call, SharedEngine
-from paceline.errors import UsageError, shown
+from paceline.errors import RequestFailed, UsageError, shown
 from paceline.media.reader import MediaReader
 from paceline.media.talk import Talk
 from paceline.options import aliases_of
@@ -193,6 +196,45 @@ class LLM:
         prompts, each = [ids for ids, _ in requests], [one for _, one in requests]
         return self.generate(prompts, each, on_done=finished, progress=progress)
 
+    def embed(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        progress: bool = False,
+    ) -> list[np.ndarray]:
+        """An embedding of each prompt, side by side: float32 [hidden_size] of length 1, in the order of the prompts.
+
+        `pooling`: of the last token's state after the final norm, or the mean of all; without it as the option `pooling`
+        of the LLM says. `dimensions`: only so many numbers, of length 1 again. A text gets the tokens that the tokenizer
+        itself puts around texts. No embedding depends on the prompts beside it, bit for bit. Raises UsageError.
+        """
+        requests = self.embeddings(prompts, pooling, dimensions)
+        out: dict[int, np.ndarray] = {}
+        with _Bar(len(requests) if progress else 0) as bar:
+            for done in self.completions(requests):
+                if done is not None:
+                    out[done[0]] = vector_of(done[1], dimensions)
+                    bar.advance()
+        return [out[i] for i in sorted(out)]
+
+    def embeddings(
+        self, prompts: Prompt | Seq[Prompt], pooling: Pooling | None, dimensions: int | None
+    ) -> list[tuple[list[int], SamplingParams]]:
+        """What `embed` is asked for as requests, checked. Raises UsageError."""
+        width = self.engine.state.target.hidden_size
+        if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= width):
+            raise UsageError(
+                f"dimensions={shown(dimensions)} is not possible: give a number from 1 to {width}"
+            )
+        params = SamplingParams(max_tokens=1, pooling=pooling or self.info["pooling"])
+        encode = self.tokenizer.encode_whole
+        ids = [encode(p) if isinstance(p, str) else copied(p) for p in _listed(prompts)]
+        for prompt in ids:
+            self.engine.check(prompt, params)
+        return [(prompt, params) for prompt in ids]
+
     def stream(
         self,
         prompt: Prompt | Seq[Message],
@@ -324,6 +366,13 @@ class LLM:
         )
         done.text, done.reasoning, done.tool_calls = answer.content, answer.thoughts, answer.tool_calls()
         done.warnings = list(turn.prompt.changes)
+
+
+def vector_of(done: Completion, dimensions: int | None) -> np.ndarray:
+    """The embedding of a request that has ended. Raises RequestFailed."""
+    if done.embedding is None:
+        raise RequestFailed(f"an embedding failed: {done.error or done.finish_reason}")
+    return done.embedding if dimensions is None else normed(done.embedding, dimensions)
 
 
 def _told(delta: Delta, answer: ChatAnswer) -> Delta:

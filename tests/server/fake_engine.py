@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -36,6 +37,7 @@ WORDS = [
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>"]
 MARKS = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]
 MAX_LEN = 512
+HIDDEN = 24
 
 
 def make_tokenizer(marks: bool = True) -> Tokenizer:
@@ -142,6 +144,10 @@ class FakeEngine:
                 text.request, text.index, "", [], [], finish_reason="error", error="logits are not finite"
             )
         drafts = params.draft_tokens != 0 and params.drafter != "none"
+        if params.pooling:
+            made = Delta(text.request, text.index, "", [], [], finish_reason="stop", stats=text.stats)
+            made.embedding = self.vector(text.prompt)
+            return made
         if drafts:
             k = 4 if params.draft_tokens in (None, "auto") else int(params.draft_tokens)
             count = 1 + self._noise(text, len(text.out), "accept") % (k + 1)
@@ -165,6 +171,11 @@ class FakeEngine:
             if finish:
                 break
         return self._delta(text, new, logprobs, finish, drafts)
+
+    def vector(self, prompt: list[int]) -> np.ndarray:
+        """[HIDDEN] of length 1, by the prompt alone."""
+        made = np.random.default_rng(prompt).standard_normal(HIDDEN)
+        return (made / np.linalg.norm(made)).astype(np.float32)
 
     def _delta(
         self, text: _Text, new: list[int], logprobs: list[TokenLogprob], finish: Any, drafts: bool

@@ -22,7 +22,7 @@ from paceline.server.service import Room, Service
 from paceline.server.settings import ServerConfig
 from paceline.text.formats.base import ChatFormat
 from paceline.text.formats.gemma import GEMMA
-from server.fake_engine import FakeEngine, make_tokenizer
+from server.fake_engine import HIDDEN, FakeEngine, make_tokenizer
 
 
 class NoGrammars:
@@ -87,7 +87,7 @@ def served(
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
         Chats(engine.tokenizer, *chat), grammars or NoGrammars(), engine.max_len, engine.tokenizer.vocab_size,
-        drafters, chat=True,
+        drafters, chat=True, hidden_size=HIDDEN,
     )  # fmt: skip
     listening = bind(config)
     port = listening.getsockname()[1]

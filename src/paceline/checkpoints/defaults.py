@@ -52,6 +52,21 @@ def read_defaults(path: Path) -> ModelDefaults:
     return ModelDefaults(**values)
 
 
+_POOLING = {1: "mean", 3: "last"}  # of GGUF files, as llama.cpp numbers them
+
+
+def pooling_of(path: Path) -> str:
+    """What embeddings of a folder or a GGUF file are made of, by sentence-transformers' file or llama.cpp's key; where
+    they say nothing that a decoder has, the last token's state. Raises LoadError for a damaged file.
+    """
+    if path.is_file():
+        model = Gguf(path)
+        kind = model.get(f"{model.get('general.architecture')}.pooling_type")
+        return _POOLING.get(kind, "last") if isinstance(kind, int) else "last"
+    said = read_json(path / "1_Pooling" / "config.json") or {}
+    return "mean" if said.get("pooling_mode_mean_tokens") is True else "last"
+
+
 def _number(found: Mapping[str, Any], row: Option, where: str) -> Any:
     """The value of a row. A whole number may be written as 64.0, and -1 is off where 0 is."""
     value = found.get(row.name)

@@ -6,6 +6,9 @@ Tokens after a stop were never said: they reach neither the text, nor the ids, n
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
+
+import torch
 
 from paceline.core import Delta, FinishReason, TokenLogprob, Verdict
 from paceline.engine.plan import StepPlan, StepResult
@@ -29,6 +32,28 @@ def emit(state: EngineState, plan: StepPlan, result: StepResult) -> list[Delta]:
         deep = range(1, len(tokens) + 1) if parents is None else depths(parents)
         request.record(deep, verdict.accepted, draft.reasons[row], draft.drafter[row])
         deltas.append(_advance(state, request, tokens, verdict, result.logprobs[row]))
+    return deltas
+
+
+def embed(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: Seq[int]) -> list[Delta]:
+    """Take the states [N, H] of prompts whose embedding is asked for; those that are read to their ends are done."""
+    deltas: list[Delta] = []
+    for row, request in enumerate(plan.requests):
+        pool, sequence = request.pool, request.sequence
+        if pool is None or sequence.id not in state.requests:
+            continue
+        count, last = plan.counts[row], plan.last[row]
+        if last or pool.wants_all:
+            states = hidden[starts[row] : starts[row] + count].detach().float().cpu().numpy()
+            pool.push(states, sequence.committed - count)
+        if last:
+            request.stats.seconds = time.perf_counter() - request.submitted
+            state.end(request)
+            made = Delta(
+                request.request_id, request.index, "", [], [], finish_reason="stop", stats=request.stats
+            )
+            made.embedding = pool.vector()
+            deltas.append(made)
     return deltas
 
 

@@ -18,6 +18,7 @@ from paceline.core import Completion, Delta, SamplingParams, Sequence, Stats
 from paceline.drafters.base import Drafter
 from paceline.engine.emit import cut_off
 from paceline.engine.forced import ForcedAcceptance
+from paceline.engine.pooling import Pool
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState
@@ -220,7 +221,8 @@ class Engine:
         return RequestState(
             sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
             frozenset(ends), Stats(media=use_of(sequence.media), lossy=rule == "typical" and not is_greedy(sequence)),
-            breakers=self._breakers(params), text=text, parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
+            breakers=self._breakers(params), pool=Pool(params.pooling) if params.pooling else None, text=text,
+            parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
         )  # fmt: skip
 
     def _breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:

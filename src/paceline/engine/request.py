@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.core import Completion, FinishReason, Sequence, Stats, TokenLogprob, VerifyRule
+from paceline.engine.pooling import Pool
 from paceline.sampling.repeats import Breakers
 from paceline.sampling.shape import Counts
 from paceline.text.stream import TextStream
@@ -30,6 +31,7 @@ class RequestState:
     admitted: float = 0.0
     parked: dict[str, str] = field(default_factory=dict)  # drafters that are not asked any more, and why
     breakers: Breakers = ()  # of DRY, in tokens
+    pool: Pool | None = None  # what its embedding is made of, where that is asked for and no text
     text: str = ""
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -74,6 +76,7 @@ class RequestState:
             origins=self.origins,
             logprobs=self.logprobs if s.params.logprobs is not None else None,
             error=error,
+            embedding=self.pool.vector() if self.pool is not None and finish_reason == "stop" else None,
         )
 
 

@@ -70,8 +70,9 @@ class EngineState:
         most = None if tapping is None else guard.begin(tapping, sequence, request.parked)
         try:
             keys = content_keys(sequence.tokens, sequence.media) if sequence.media else None
+            share = self.share_prefixes and not (request.pool is not None and request.pool.wants_all)
             known = self.cache.open(
-                sequence.id, sequence.tokens, sequence.salt, share=self.share_prefixes, most=most, keys=keys
+                sequence.id, sequence.tokens, sequence.salt, share=share, most=most, keys=keys
             )
         except OutOfPages:
             if tapping is not None:

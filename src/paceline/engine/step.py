@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from paceline.core import Delta
-from paceline.engine.emit import emit
+from paceline.engine.emit import embed, emit
 from paceline.engine.hooks import notify
 from paceline.engine.observe import outcome_of
 from paceline.engine.plan import plan_step
@@ -35,6 +35,7 @@ def step(state: EngineState) -> list[Delta]:
         tail.commit(result.keep, result.paths)
     state.keep_hidden(result.hidden_slots, states[0], result.hidden_rows)
     deltas = state.take_failures() + emit(state, plan, result)
+    deltas += embed(state, plan, states[0], rows.starts)
     notify(state, plan, result, states, rows.starts)
     ended = any(delta.finish_reason is not None for delta in deltas)
     seconds = time.perf_counter() - begin

@@ -27,7 +27,7 @@ def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: lis
     shaping: list[LogitRow] = []
     spans: list[tuple[int, int]] = []  # (row of the plan, first index into `wanted`)
     for b, (request, last) in enumerate(zip(plan.requests, plan.last, strict=True)):
-        if last:
+        if last and request.pool is None:
             rows = _shaping(state, request, b, draft)
             if not rows:
                 out.keep[b] = 0

@@ -25,6 +25,7 @@ from paceline.server.anthropic import add_anthropic, envelope
 from paceline.server.bodies import BodyRoute
 from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
+from paceline.server.embeddings import add_embeddings
 from paceline.server.errors import ApiError, as_api_error
 from paceline.server.heads import Heads
 from paceline.server.infill import add_infill
@@ -70,6 +71,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     _add_token_routes(app, service)
     add_ollama(app, service)
     add_anthropic(app, service)
+    add_embeddings(app, service)
     add_llama(app, service)
     add_infill(app, service)
     page = files("paceline.server") / "page"

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.assembly import build_engine
 from paceline.chat.road import Chats
 from paceline.config import EngineConfig
-from paceline.core import Delta, SamplingParams, sampling_line
+from paceline.core import Delta, Pooling, SamplingParams, sampling_line
 from paceline.engine.engine import Engine
 from paceline.media.reader import MediaReader
 from paceline.server.progress import Watchers
@@ -89,6 +89,8 @@ class Facts:
     sampling: Mapping[str, float]  # what the model's makers suggest
     chat: bool
     about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of the files
+    pooling: Pooling = "last"  # of embeddings
+    hidden_size: int = 0
 
     @classmethod
     def of(cls, engine: Engine) -> Facts:
@@ -104,6 +106,8 @@ class Facts:
             sampling,
             chat,
             engine.info["files"],
+            engine.info["pooling"],
+            target.hidden_size,
         )
 
 
@@ -117,4 +121,5 @@ def furnish(
     return Room(
         Chats.of(tokenizer, reader), Grammars.of(tokenizer, vocabulary, chat, config.grammar_timeout), facts.max_len,
         facts.vocab_size, facts.drafters, {**facts.sampling, **config.sampling}, facts.readable, facts.chat, facts.about,
+        facts.pooling, facts.hidden_size,
     )  # fmt: skip

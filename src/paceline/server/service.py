@@ -13,7 +13,7 @@ from paceline.chat import forms
 from paceline.chat.asked import Form
 from paceline.chat.constraint import Grammars, Make, held_source
 from paceline.chat.road import Chats
-from paceline.core import SamplingParams
+from paceline.core import Pooling, SamplingParams
 from paceline.engine.worker import NotReady, Worker
 from paceline.errors import UsageError, unreadable
 from paceline.media.reader import MediaReader
@@ -60,6 +60,8 @@ class Room:
     readable: int = 2**31  # tokens from here on are in no prompt, see `Target`
     chat: bool = False  # the model was taught to chat
     about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of its files
+    pooling: Pooling = "last"  # of embeddings,
+    hidden_size: int = 0  # which have as many numbers
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -55,6 +55,7 @@ class ServerConfig:
     max_media_body: int = 48 * 2**20  # bytes, where the model reads pictures or sound
     max_header: int = 32 * 2**10  # bytes
     max_prompts: int = 64  # in one completion request
+    max_inputs: int = 2048  # of one request for embeddings
     max_n: int = 16
     default_output: int = (
         4096  # tokens of a chat's answer where the request names no limit; 0 = as many as fit

@@ -59,6 +59,7 @@ class Tokenizer:
         self.bos_id = self._named("bos_token")
         self.pad_id = self._named("pad_token")
         self.adds_bos = self._begins_with_bos(config)
+        self._adds_eos = config.get("add_eos_token") is True
         named = self._named("eos_token")
         self.eos_ids = tuple(dict.fromkeys([*eos, *([] if named is None else [named])]))
         self.template, self.tool_template = spelled_out(template), spelled_out(tool_template)
@@ -131,6 +132,19 @@ class Tokenizer:
         if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """As `encode`, with what the tokenizer itself puts behind a text: so embedding models were taught."""
+        return self.encode(text) + self._behind
+
+    @cached_property
+    def _behind(self) -> list[int]:
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        whole = self._backend.encode("a").ids
+        ends = [i + len(plain) for i in range(len(whole)) if whole[i : i + len(plain)] == plain]
+        behind = whole[ends[0] :] if ends else []
+        end = self._named("eos_token") if self._adds_eos else None
+        return behind or ([] if end is None else [end])
 
     def least(self, text: str) -> int:
         """How many tokens a text has at least, without encoding it; 0 where nothing can be said."""

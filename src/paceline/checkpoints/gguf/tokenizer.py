@@ -125,6 +125,7 @@ def build_tokenizer(model: Metadata) -> GgufTokenizer:
             config[name] = tokens[at]
     whole = model.get("tokenizer.ggml.pre") in WHOLE_WORDS
     config["add_bos_token"] = bool(model.get("tokenizer.ggml.add_bos_token", kind == "llama" or whole))
+    config["add_eos_token"] = model.get("tokenizer.ggml.add_eos_token") is True
     template = model.get("tokenizer.chat_template")
     last = {token: i for i, token in enumerate(tokens)}
     twins = {i: token for i, token in enumerate(tokens) if last[token] != i}
