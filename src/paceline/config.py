@@ -251,6 +251,9 @@ class SamplingOptions(TypedDict, total=False):
     xtc_threshold: float
     dynatemp_range: float
     dynatemp_exponent: float
+    mirostat: Literal[0, 2]
+    mirostat_tau: float
+    mirostat_eta: float
     temperature_last: bool
     dry_multiplier: float
     dry_base: float
@@ -265,6 +268,9 @@ class SamplingOptions(TypedDict, total=False):
     bad_token_ids: int | list[int] | tuple[int, ...]
     allowed_token_ids: list[int] | tuple[int, ...] | None
     stop: str | list[str] | tuple[str, ...]
+    bad_words: str | list[str] | tuple[str, ...]
+    banned_strings: str | list[str] | tuple[str, ...]
+    include_stop_str_in_output: bool
     stop_token_ids: int | list[int] | tuple[int, ...]
     ignore_eos: bool
     seed: int | None

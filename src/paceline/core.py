@@ -66,6 +66,7 @@ class Constraint(Protocol):
 RULE = Choice(get_args(VerifyRule), "use match, reject or block (or typical, which is lossy)")
 DRAFT_LENGTH = Length(MAX_DRAFT_TOKENS)
 DRY_BREAKERS = ("\n", ":", '"', "*")
+MOST_WORDS, MOST_LETTERS = 64, 40  # texts of a list that is looked for in the vocabulary
 _IDS = "give a list of token ids"
 _ID_LIST = Several(int, _IDS, alone=False)
 _DRAWN = ("temperature", "top_k", "top_p", "min_p")
@@ -78,9 +79,10 @@ _WRITTEN = _SERVED - {"serve"} - FILE
 class SamplingParams:
     """How one request is sampled. Every field holds at every position inside a drafted block; each is a row: options.py.
 
-    Order of shaping: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency
+    Order of shaping: constraint, allowed/bad tokens and words, min_tokens, logit_bias, repetition, presence and frequency
     penalties, DRY, temperature, top-n-sigma, top_k, typical, top_p, min_p, XTC (each filter sees what the one before it
-    left). With `temperature_last` or a dynamic temperature the filters go before it. Greedy texts take no filter.
+    left). With `temperature_last` or a dynamic temperature the filters go before it. Mirostat takes the place of all
+    filters, after the temperature. Greedy texts take no filter.
     """
 
     max_tokens: int = option(
@@ -125,6 +127,17 @@ class SamplingParams:
         1.0, Number(0, 100), "Temperature by entropy: the power of its share of the largest one.", SAMPLING,
         doors=_SERVED,
     )  # fmt: skip
+    mirostat: Literal[0, 2] = option(
+        0, Choice((0, 2), "use 0 or 2: the first version of mirostat is not supported"),
+        "2: Mirostat 2 in place of all filters: keep the surprise of tokens near a target.", SAMPLING,
+        aliases=("mirostat_mode",), doors=_SERVED,
+    )  # fmt: skip
+    mirostat_tau: float = option(
+        5.0, Number(0, 100), "Mirostat: the surprise to aim at, in bits.", SAMPLING, doors=_SERVED
+    )
+    mirostat_eta: float = option(
+        0.1, Number(0, 1), "Mirostat: how fast its threshold follows.", SAMPLING, doors=_SERVED
+    )
     temperature_last: bool = option(
         False, Flag(), "Temperature after the filters, as in llama.cpp, not before them.", SAMPLING, doors=_SERVED
     )  # fmt: skip
@@ -200,6 +213,18 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = option(
         None, _ID_LIST, "Nothing but these tokens is written.", SAMPLING, doors=_DRAFTING
     )  # fmt: skip
+    bad_words: tuple[str, ...] = option(
+        (), Several(str, "give a text or a list of texts"),
+        "Texts that are never written as the tokens which they are by themselves or after a space.", SAMPLING,
+        doors=_DRAFTING,
+    )  # fmt: skip
+    banned_strings: tuple[str, ...] = option(
+        (), Several(str, "give a text or a list of texts"), "Texts that never stand in the answer, whatever the tokens.",
+        SAMPLING, doors=_DRAFTING,
+    )  # fmt: skip
+    include_stop_str_in_output: bool = option(
+        False, Flag(), "Show the stop string that ended a text.", SAMPLING, doors=_DRAFTING
+    )
     stop_token_ids: tuple[int, ...] = option(
         (), Several(int, _IDS), "End the text with one of these tokens.", SAMPLING, doors=_DRAFTING
     )
@@ -247,11 +272,13 @@ class SamplingParams:
             object.__setattr__(self, "drafter", "none")
         edits = (self.bad_token_ids, self.logit_bias, self.presence_penalty, self.frequency_penalty)
         narrow = self.allowed_token_ids is not None or self.repetition_penalty != 1
-        object.__setattr__(self, "edits", narrow or any(edits) or self.dry_multiplier > 0)
+        banned = bool(self.bad_words or self.banned_strings)
+        object.__setattr__(self, "edits", narrow or banned or any(edits) or self.dry_multiplier > 0)
         rare = (
             self.typical_p < 1,
             self.top_n_sigma > 0,
             self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+            self.mirostat == 2,
         )
         object.__setattr__(self, "truncates", any(rare) or self.dynatemp_range > 0 or self.temperature_last)
 
@@ -274,7 +301,10 @@ def sampling_line(suggested: Mapping[str, Any], chosen: Mapping[str, Any]) -> st
 
 def _check_together(p: SamplingParams) -> None:
     """Raise UsageError for values that cannot work beside each other, or of which a part is wrong."""
-    named = {"stop": p.stop, "dry_sequence_breakers": p.dry_sequence_breakers}
+    listed = {
+        "dry_sequence_breakers": p.dry_sequence_breakers, "bad_words": p.bad_words, "banned_strings": p.banned_strings,
+    }  # fmt: skip
+    named = {"stop": p.stop, **listed}
     for name, texts in {**named, "reference": (p.reference,)}.items():
         try:
             "".join(text for text in texts if isinstance(text, str)).encode()
@@ -283,10 +313,10 @@ def _check_together(p: SamplingParams) -> None:
     if p.min_tokens > p.max_tokens:
         both = f"min_tokens={shown(p.min_tokens)} is more than max_tokens={shown(p.max_tokens)}"
         raise UsageError(f"{both}: lower one")
-    if any(not s or len(s) > 40 for s in p.dry_sequence_breakers) or len(p.dry_sequence_breakers) > 64:
-        raise UsageError(
-            "dry_sequence_breakers has an empty or a long text, or too many: give up to 64 of 1 to 40 characters"
-        )
+    for name, texts in listed.items():
+        if any(not s or len(s) > MOST_LETTERS for s in texts) or len(texts) > MOST_WORDS:
+            most = f"give up to {MOST_WORDS} of 1 to {MOST_LETTERS} characters"
+            raise UsageError(f"{name} has an empty or a long text, or too many: {most}")
     if any(not s for s in p.stop):
         raise UsageError("stop has an empty string, which would end every text at once: remove it")
     if p.allowed_token_ids is not None and not set(p.allowed_token_ids) - set(p.bad_token_ids):

@@ -79,11 +79,17 @@ def test_prompts_in_parts_known_and_preempted(pooling: Pooling) -> None:
     alone = [embedded(make_engine(Setup(step_tokens=512)), [text], pooling)[0] for text in texts]
     known = make_engine(Setup(prefix_cache=True))
     embedded(known, texts, "last")
-    tight = make_engine(Setup(pages=14, step_tokens=16))
-    for engine in (make_engine(Setup()), make_engine(Setup(prefill_chunk=3)), known, tight):
+    for engine in (make_engine(Setup()), make_engine(Setup(prefill_chunk=3)), known):
         made = embedded(engine, texts, pooling)
         assert all(np.abs(a - b).max() < 1e-6 for a, b in zip(alone, made, strict=True))
-    assert tight.state.preemptions > 0
+    engine = make_engine(Setup(step_tokens=7))
+    engine.add("long", texts[-1], SamplingParams(pooling=pooling))
+    assert not engine.step()
+    assert not engine.step()
+    engine.state.preempt(engine.state.scheduler.running[0])
+    deltas = [delta for _ in range(40) for delta in engine.step()]
+    assert np.abs(deltas[0].embedding - alone[-1]).max() < 1e-6
+    assert engine.state.preemptions == 1
 
 
 def test_they_stand_beside_texts_that_draft() -> None:

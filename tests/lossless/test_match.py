@@ -6,8 +6,15 @@ import random
 from dataclasses import replace
 
 import pytest
+from tokenizers import Regex
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 from paceline.core import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.text.tokenizer import Tokenizer
 from testing import VOCAB, Setup, make_engine, prompts, run, tiny_tokenizer, totals
 
 DRAFTERS = ["ngram", "lookahead", "mtp", "states", "model", "random", "scripted", "oracle"]
@@ -32,6 +39,9 @@ PARAMS = {
     "xtc": {"temperature": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.1},
     "dynamic temperature": {"temperature": 1.0, "dynatemp_range": 0.9, "dynatemp_exponent": 1.5},
     "temperature last": {"temperature": 1.5, "min_p": 0.2, "temperature_last": True},
+    "mirostat": {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
+    "bad words": {"temperature": 1.0, "bad_words": ("v", "kk", "dae")},
+    "banned strings": {"temperature": 1.0, "banned_strings": ("x", "ot", "dae")},
     "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": 40},
     "everything": {
         "temperature": 0.9, "top_k": 12, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1,
@@ -42,8 +52,23 @@ PARAMS = {
 }  # fmt: skip
 
 
+def letters() -> Tokenizer:
+    """Encodes letter by letter."""
+    backend = Backend(WordLevel({chr(ord("a") + i): i for i in range(VOCAB)}, unk_token="a"))
+    backend.pre_tokenizer = Split(Regex("."), "isolated")
+    backend.decoder = Fuse()
+    return Tokenizer(backend, {})
+
+
+def engine_for(setup: Setup, params: SamplingParams) -> Engine:
+    """With a tokenizer where texts are named."""
+    named = params.bad_words or params.banned_strings
+    return make_engine(setup, tokenizer=letters()) if named else make_engine(setup)
+
+
 def plain(setup: Setup, texts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    done = run(make_engine(replace(setup, drafter="none", pages=200, prefix_cache=False)), texts, params)
+    setup = replace(setup, drafter="none", pages=200, prefix_cache=False)
+    done = run(engine_for(setup, params), texts, params)
     return [c.token_ids for c in done]
 
 
@@ -52,7 +77,7 @@ def speculated(
 ) -> tuple[list[list[int]], int, int]:
     if setup.drafter in ("scripted", "oracle"):
         setup = replace(setup, texts=[t + o for t, o in zip(texts, plain(setup, texts, params), strict=True)])
-    done = run(make_engine(setup), texts, params)
+    done = run(engine_for(setup, params), texts, params)
     return [c.token_ids for c in done], *totals(done)
 
 

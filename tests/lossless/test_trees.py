@@ -50,6 +50,7 @@ PARAMS = {
         "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {9: 1.0}, "logprobs": 3, "min_tokens": 9,
         "stop_token_ids": (7,),
     },
+    "mirostat": {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5, "logprobs": 2},
 }  # fmt: skip
 
 

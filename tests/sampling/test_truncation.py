@@ -14,6 +14,7 @@ from paceline.sampling import noise
 from paceline.sampling.choose import choose, choose_candidates
 from paceline.sampling.repeats import dry_penalties
 from paceline.sampling.shape import Counts, LogitRow, shape, shape_candidates
+from paceline.sampling.truncation import next_mu
 from paceline.text.breakers import breakers_of
 from paceline.text.tokenizer import Tokenizer
 
@@ -241,3 +242,32 @@ def test_penalties_may_look_at_the_last_tokens_only():
         for token in range(V):
             times = wanted.get(token)
             assert float(got[token]) == (1.0 if times is None else 0.5 - 0.25 * times - 0.5 * (times > 0))
+
+
+def mirostat_2(x, temperature, mu, tau, eta, choose_at):
+    """llama.cpp's llama_sampler_mirostat_v2_apply: (what is left, the next mu) if candidate `choose_at` is drawn."""
+    ranked = candidates(x, temperature)
+    size = next((n for n, (_, _, p) in enumerate(ranked) if -math.log2(p) > mu), len(ranked))
+    left = ranked[: max(size, 1)]
+    whole = sum(p for _, _, p in left)
+    token, _, p = left[min(choose_at, len(left) - 1)]
+    return {i for i, _, _ in left}, token, mu - eta * (-math.log2(p / whole) - tau)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("tau", "eta"), [(1.0, 0.9), (3.0, 0.1), (5.0, 0.1)])
+def test_mirostat_over_a_text(seed, tau, eta):
+    mu, sizes = 2 * tau, []
+    for step in range(12):
+        x = logits(seed * 100 + step)
+        text = row(
+            mirostat=2, mirostat_tau=tau, mirostat_eta=eta, temperature=0.8, top_k=3
+        )  # no filter holds
+        text.mu = mu if step else None
+        left, token, wanted = mirostat_2(x, 0.8, mu, tau, eta, step % 5)
+        assert kept(x, text) == left
+        mu = next_mu(shape(x, [text])[0].numpy(), token, mu, text.params)
+        assert mu == pytest.approx(wanted, abs=1e-4)
+        sizes.append(len(left))
+    assert 1 <= min(sizes) < max(sizes) <= V
+    assert kept(logits(), row(mirostat=2, mirostat_tau=0.0)) == {int(logits().argmax())}

@@ -91,7 +91,7 @@ WARNED: list[tuple[dict[str, Any], list[str]]] = [
     ({"keep_alive": "5m", "id_slot": 0}, ["keep_alive", "id_slot"]),
     ({"skip_special_tokens": False}, ["skip_special_tokens"]),
     ({"thinking_budget": 100, "thinking_token_budget": 5}, ["thinking_budget", "thinking_token_budget"]),
-    ({"mirostat": 0, "cfg_scale": 1.0, "bad_words": []}, ["mirostat", "cfg_scale", "bad_words"]),
+    ({"tfs_z": 1, "cfg_scale": 1.0, "bad_words_ids": []}, ["tfs_z", "cfg_scale", "bad_words_ids"]),
     ({"response_format": {"type": "text", "odd": 1}}, ["response_format.odd"]),
     ({"prediction": {"type": "content", "content": "x", "odd": {"deep": [1]}}}, ["prediction.odd"]),
     ({"model": "gpt-4o"}, ["model"]),
@@ -159,8 +159,8 @@ def test_strict_makes_them_errors(strict: Served, more: dict[str, Any], param: s
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("mirostat", 2), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words", ["x"]), ("lora", [{"id": 0}]),
-     ("include_stop_str_in_output", True), ("use_beam_search", True)],
+    [("tfs_z", 0.5), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words_ids", [[5]]), ("lora", [{"id": 0}]),
+     ("use_beam_search", True)],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_what_would_change_the_text_is_held_or_refused(s: Served, path: str, name: str, value: Any) -> None:
@@ -200,12 +200,51 @@ def test_biases_of_llama_cpp(s: Served, path: str) -> None:
     both = {"logit_bias": [[7, False]], "suppress_tokens": [8]}
     assert s.client.post(path, json=body_for(path, both)).status_code == 200
     assert set(s.engine.last_params.bad_token_ids) == {7, 8}
-    wrong: list[Any] = [[["a", 1]], [["5", 1]], [[5]], [5], [[True, 1]], [[5, True]], {"x": False}, [[-1, False]],
+    texts = {"logit_bias": [["xy", 1.5], [5, 2], ["(", False]]}
+    assert s.client.post(path, json=body_for(path, texts)).status_code == 200
+    x, y, bracket = s.engine.tokenizer.encode("xy(", add_bos=False)
+    assert s.engine.last_params.logit_bias == {5: 2.0, x: 1.5, y: 1.5}
+    assert s.engine.last_params.bad_token_ids == (bracket,)
+    many = [["x", 1]] * 129
+    wrong: list[Any] = [[["a", True]], [["", 1]], [["a" * 257, 1]], [["a", "b"]], [["\ud800", 1]], many, [[5]], [5], [[True, 1]], [[5, True]], {"x": False}, [[-1, False]],
                         [[10**6, 1]], [[None, 1]]]  # fmt: skip
     for value in wrong:
         answer = s.client.post(path, json=body_for(path, {"logit_bias": value}))
         assert answer.status_code == 400, value
         assert answer.json()["error"]["param"].startswith("logit_bias"), value
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_mirostat_and_words_reach_the_engine(s: Served, path: str) -> None:
+    asked = {
+        "mirostat_mode": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2, "bad_words": ["x y"], "banned_strings": ["zz"],
+        "include_stop_str_in_output": True, "temperature": 0.5,
+    }  # fmt: skip
+    assert s.client.post(path, json=body_for(path, asked)).status_code == 200
+    params = s.engine.last_params
+    assert (params.mirostat, params.mirostat_tau, params.mirostat_eta) == (2, 3.0, 0.2)
+    assert (params.bad_words, params.banned_strings) == (("x y",), ("zz",))
+    assert params.include_stop_str_in_output
+    wrong: list[tuple[str, Any]] = [
+        ("mirostat", 1), ("mirostat", 3), ("mirostat_tau", -1), ("mirostat_eta", 2), ("bad_words", "x"),
+        ("bad_words", [""]), ("bad_words", ["a" * 41]), ("bad_words", ["a"] * 65), ("banned_strings", [1]),
+        ("banned_strings", [""]), ("include_stop_str_in_output", "yes"),
+    ]  # fmt: skip
+    for name, value in wrong:
+        answer = s.client.post(path, json=body_for(path, {name: value}))
+        assert answer.status_code == 400, (name, value)
+        assert answer.json()["error"]["param"].split(".")[0] == name
+
+
+def test_a_stop_string_may_be_shown() -> None:
+    with served(FakeEngine(make_tokenizer(), script="one two three")) as s:
+        for shown, text in ((True, "one two"), (False, "one ")):
+            asked = {"stop": ["zzz", "two"], "include_stop_str_in_output": shown}
+            for path in (CHAT, TEXT):
+                made = s.client.post(path, json=body_for(path, asked) | {"max_tokens": 60}).json()
+                choice = made["choices"][0]
+                assert (choice.get("text") or choice["message"]["content"]) == text
+                assert choice["finish_reason"] == "stop"
 
 
 def test_tokens_may_be_forbidden_or_all_others(s: Served) -> None:

@@ -155,3 +155,29 @@ def test_special_tokens_are_hidden_unless_asked_for(tokenizer):
     assert run(tokenizer, SamplingParams(), [ids])[0] == "user hi"
     shown = TextStream(tokenizer, SamplingParams(), skip_special=False)
     assert shown.push(ids).text + shown.finish() == "<|turn>user hi<turn|>"
+
+
+@pytest.mark.parametrize("text", GOLDEN)
+@pytest.mark.parametrize("stop", [("END",), ("aab", "b"), ("stop", "stopstop"), ("\n    ", "zzz"), ("😀",)])
+def test_a_stop_string_may_be_shown(tokenizer, text, stop):
+    ids = tokenizer.encode(text)
+    hidden = run(tokenizer, SamplingParams(stop=stop), [[i] for i in ids])
+    params = SamplingParams(stop=stop, include_stop_str_in_output=True)
+    shown = run(tokenizer, params, [[i] for i in ids])
+    assert shown[1:3] == hidden[1:3], "the same tokens are kept"
+    if hidden[2]:
+        assert shown[0] in {hidden[0] + s for s in stop}
+    else:
+        assert shown[0] == hidden[0]
+    for seed in range(5):
+        assert run(tokenizer, params, chunkings(ids, seed))[:3] == shown[:3]
+
+
+def test_a_special_token_that_a_stop_string_spells_may_be_shown(tokenizer):
+    params = SamplingParams(stop=("<turn|>", "END<turn|>"), include_stop_str_in_output=True)
+    end = tokenizer.token_id("<turn|>")
+    assert TextStream(tokenizer, params).told(end) == "<turn|>"
+    assert TextStream(tokenizer, params).told(tokenizer.token_id("<eos>")) == ""
+    assert TextStream(tokenizer, SamplingParams(stop=("<turn|>",))).told(end) == ""
+    ids = tokenizer.encode("say END<turn|>user", add_bos=False)
+    assert run(tokenizer, params, [ids])[0] == "say END<turn|>"

@@ -26,6 +26,7 @@ def emit(state: EngineState, plan: StepPlan, result: StepResult) -> list[Delta]:
         if request.sequence.id not in state.requests:
             continue  # it failed in this step
         request.sequence.committed += result.keep[row]
+        request.mu = result.thresholds.get(row, request.mu)
         if verdict is None:
             continue
         parents, tokens = draft.tree(row), draft.tokens[row]
@@ -77,7 +78,7 @@ def _advance(
         if pushed.stopped:
             new, finish = new[: pushed.kept_tokens], "stop"
         elif finish is not None:
-            text += request.stream.finish()
+            text += request.stream.finish() + (request.stream.told(new[-1]) if ends else "")
     delta = _delta(request, new, verdict.accepted, logprobs, text)
     delta.proposed = drafted if verdict.path is None else kept + _others(drafted, verdict.path)
     if sequence.constraint is not None and not _follow(state, request, new):

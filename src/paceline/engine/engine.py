@@ -29,6 +29,7 @@ from paceline.models.base import Target
 from paceline.sampling import noise
 from paceline.sampling.shape import Counts, check_token_ids, is_greedy
 from paceline.soft_tokens import media_of, use_of
+from paceline.text.banned import Banned, banned_of
 from paceline.text.breakers import breakers_of
 from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
@@ -165,8 +166,13 @@ class Engine:
             raise UsageError(
                 f"drafter {shown(params.drafter)} is not loaded: use one of {', '.join(self.drafter_names)}"
             )
-        if params.stop and self._parts.tokenizer is None:
-            raise UsageError("stop strings need a tokenizer: use stop_token_ids, or load one")
+        if self._parts.tokenizer is None:
+            if params.stop:
+                raise UsageError("stop strings need a tokenizer: use stop_token_ids, or load one")
+            if params.bad_words or params.banned_strings:
+                raise UsageError(
+                    "bad_words and banned_strings need a tokenizer: use bad_token_ids, or load one"
+                )
 
     def add(
         self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "",
@@ -179,6 +185,8 @@ class Engine:
         begun = {i: list[int]() for i in range(params.n)} if written is None else written
         for said in begun.values():
             self.check([*prompt_ids, *said], params)
+        if params.mirostat and any(begun.values()):
+            raise UsageError("mirostat cannot go on with a text of another engine: ask again")
         if request_id in self._requests:
             raise UsageError(f"a request {request_id!r} is already running: give each its own id")
         seed = noise.fresh_seed() if params.seed is None else params.seed
@@ -221,14 +229,18 @@ class Engine:
         return RequestState(
             sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
             frozenset(ends), Stats(media=use_of(sequence.media), lossy=rule == "typical" and not is_greedy(sequence)),
-            breakers=self._breakers(params), pool=Pool(params.pooling) if params.pooling else None, text=text,
-            parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
+            breakers=self._breakers(params), banned=self._banned(params), text=text,
+            pool=Pool(params.pooling) if params.pooling else None, parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
         )  # fmt: skip
 
     def _breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if params.dry_multiplier == 0 or self._parts.tokenizer is None:
             return ()
         return breakers_of(self._parts.tokenizer, params.dry_sequence_breakers)
+
+    def _banned(self, params: SamplingParams) -> Banned | None:
+        tokenizer = self._parts.tokenizer
+        return None if tokenizer is None else banned_of(tokenizer, params.bad_words, params.banned_strings)
 
     def _reference(self, params: SamplingParams) -> tuple[int, ...]:
         if params.reference is None or not isinstance(params.reference, str):

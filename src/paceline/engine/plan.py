@@ -102,6 +102,9 @@ class StepResult:
     logprobs: list[list[TokenLogprob]]  # [B][accepted + 1], empty if not asked for
     hidden_slots: list[tuple[int, int]] = field(default_factory=list)  # (cache slot, text position)
     hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
+    thresholds: dict[int, float] = field(
+        default_factory=dict
+    )  # of Mirostat after the step, by row of the plan
     # of drafts that are no trees, where a drafter's `on_verify` is called
     seen: list[tuple[RequestState, Seen]] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ from typing import Literal
 from paceline.core import Completion, FinishReason, Sequence, Stats, TokenLogprob, VerifyRule
 from paceline.engine.pooling import Pool
 from paceline.sampling.repeats import Breakers
-from paceline.sampling.shape import Counts
+from paceline.sampling.shape import Banned, Counts
 from paceline.text.stream import TextStream
 
 Origin = Literal["draft", "target"]
@@ -31,6 +31,8 @@ class RequestState:
     admitted: float = 0.0
     parked: dict[str, str] = field(default_factory=dict)  # drafters that are not asked any more, and why
     breakers: Breakers = ()  # of DRY, in tokens
+    banned: Banned | None = None
+    mu: float | None = None  # the threshold of Mirostat after the text; None = as at its beginning
     pool: Pool | None = None  # what its embedding is made of, where that is asked for and no text
     text: str = ""
     origins: list[Origin] = field(default_factory=list)

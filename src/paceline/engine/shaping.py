@@ -21,15 +21,17 @@ def logit_rows(request: RequestState, draft: list[int]) -> list[LogitRow]:
     """
     s = request.sequence
     if not draft and s.constraint is None and not s.params.min_tokens:
-        return [LogitRow(s.params, s.seed, len(s.tokens), request.counts, breakers=request.breakers)]
+        row = LogitRow(s.params, s.seed, len(s.tokens), request.counts, breakers=request.breakers)
+        row.banned, row.mu = request.banned, request.mu
+        return [row]
     masks = _masks(s.constraint, draft) if s.constraint is not None else [None] * (len(draft) + 1)
     params, seed, first, counts = s.params, s.seed, len(s.tokens), request.counts
     stop = tuple(request.stop_ids) if s.output_len < params.min_tokens else ()
-    rows = [LogitRow(params, seed, first + j, counts, mask) for j, mask in enumerate(masks)]
+    rows = [LogitRow(params, seed, first + j, counts, mask, mu=request.mu) for j, mask in enumerate(masks)]
     if params.edits or stop:  # else nobody asks what stands before a token
         for j, row in enumerate(rows):
             row.history = counts.with_draft(draft[:j]) if j else counts
-            row.breakers = request.breakers
+            row.breakers, row.banned = request.breakers, request.banned
             row.stop_ids = stop if s.output_len + j < params.min_tokens else ()
     return rows
 

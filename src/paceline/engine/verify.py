@@ -8,6 +8,7 @@ import torch
 
 from paceline.core import OWN_NOISE, Draft, TokenLogprob, Verdict
 from paceline.drafters.base import Seen
+from paceline.engine.mirostat import follows, settle, threshold_after
 from paceline.engine.plan import StepPlan, StepResult
 from paceline.engine.request import RequestState
 from paceline.engine.shaping import ConstraintFailed, logit_rows, tree_rows
@@ -39,6 +40,11 @@ def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: lis
     if not wanted:
         return out
     logits = state.target.logits(hidden if len(wanted) == hidden.shape[0] else rows_of(hidden, wanted))
+    for b, first in spans:
+        tokens = draft.tokens[b]
+        if tokens and follows(plan.requests[b].sequence):
+            end = first + len(tokens) + 1
+            settle(logits[first:end], shaping[first:end], tokens, draft.tree(b))
     choice = choose(logits, shaping)
     sound = all(choice.ok)
     for b, first in spans:
@@ -55,6 +61,8 @@ def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: lis
         if state.observes and tokens and draft.tree(b) is None:
             _see(request, tokens, choice, span, out)
         _keep(state, plan, b, verdict, wanted[first], out)
+        if follows(request.sequence):
+            out.thresholds[b] = threshold_after(logits[span], shaping[span], verdict)
         if request.sequence.params.logprobs is not None:
             said = [*(tokens[j] for j in verdict.places), verdict.next_token]
             out.logprobs[b] = _logprobs(

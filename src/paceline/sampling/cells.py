@@ -22,7 +22,7 @@ class Cells:
     ids: Any  # [C] int64, or None: cell i is token i
     lib: ModuleType  # numpy or torch, as x is
 
-    def ban(self, tokens: Seq[int]) -> None:
+    def ban(self, tokens: Seq[int] | np.ndarray) -> None:
         self.x[self._find(np.array(tokens, dtype=np.int64))[0]] = -np.inf
 
     def allow(self, tokens: Seq[int]) -> None:

@@ -1,8 +1,8 @@
 """From a model's logits to the distribution that a request asked for.
 
-Order: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency penalties, DRY,
-temperature, top_k, top_p, min_p, with the samplers of truncation.py among them; each filter sees what the one before it
-left, renormalised. A refused token has -inf. A row's result depends on no other row. Greedy rows are neither divided nor
+Order: constraint, allowed/bad tokens and words, min_tokens, logit_bias, repetition, presence and frequency penalties,
+DRY, temperature, top_k, top_p, min_p, with the samplers of truncation.py among them; each filter sees what the one
+before it left, renormalised. A refused token has -inf. A row's result depends on no other row. Greedy rows are neither divided nor
 filtered.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from paceline.sampling.truncation import (
     dynamic_temperature,
     exclude_top,
     excludes,
+    keep_expected,
     keep_near_best,
     keep_typical,
 )
@@ -36,6 +38,14 @@ __all__ = [
 ]  # fmt: skip
 
 GREEDY_BELOW = 1e-5  # colder than this cannot be distinguished from greedy in float32
+
+
+class Banned(Protocol):
+    """Texts that may not be written."""
+
+    def after(self, text: Counts) -> np.ndarray:
+        """The tokens that would complete one of them after the output of `text`, int64 [n]."""
+        ...
 
 
 @dataclass(slots=True)
@@ -49,6 +59,8 @@ class LogitRow:
     mask: np.ndarray | None = None  # bool [V], allowed by the constraint; None = all
     stop_ids: tuple[int, ...] = ()  # may not come before min_tokens are out
     breakers: Breakers = ()  # no repetition reaches over them (repeats.py)
+    banned: Banned | None = None  # tokens that would complete what may not be written
+    mu: float | None = None  # the threshold of Mirostat; None = as at the beginning of a text
 
 
 LEAST_MASS = 1e-9  # below what the most likely of any number of tokens has
@@ -155,6 +167,10 @@ def _shape_row(x: np.ndarray, ids: np.ndarray | None, row: LogitRow) -> None:
 def _truncate(x: np.ndarray, row: LogitRow) -> None:
     """Temperature and all filters of a row [C] that has possible tokens and no NaN, in place."""
     p = row.params
+    if p.mirostat:
+        cool(x, p.temperature)
+        keep_expected(x, 2 * p.mirostat_tau if row.mu is None else row.mu)
+        return
     last = p.temperature_last or p.dynatemp_range > 0
     if not last:
         cool(x, p.temperature)
@@ -237,6 +253,8 @@ def edit(cells: Cells, row: LogitRow) -> None:
         cells.allow(p.allowed_token_ids)
     if p.bad_token_ids:
         cells.ban(p.bad_token_ids)
+    if row.banned is not None:
+        cells.ban(row.banned.after(row.history))
     if row.stop_ids and row.history.output_len < p.min_tokens and not _only_stops(row):
         cells.ban(row.stop_ids)
     if p.logit_bias:

@@ -4,7 +4,8 @@ Their order among the filters is llama.cpp's: top-n-sigma, top_k, typical, top_p
 of them, as in vLLM, or after with `temperature_last`, as in llama.cpp; a dynamic one always goes after. Tokens with
 equal logits stand or fall together. At least one token is left.
 
-Each is a function of the row's logits and of the position's own noise (the coin of XTC). So the text hangs on no draft.
+Each is a function of the row's logits and of the position's own noise (the coin of XTC). Mirostat's threshold is one of
+the text before the row. So the text hangs on no draft.
 """
 
 from __future__ import annotations
@@ -56,6 +57,18 @@ def excludes(params: SamplingParams, seed: int, position: int) -> bool:
     """Whether the coin of XTC falls at a position."""
     chance = params.xtc_probability
     return chance > 0 and noise.scalar(seed, position, noise.XTC) <= chance
+
+
+def keep_expected(x: np.ndarray, mu: float) -> None:
+    """Mirostat 2 (arXiv 2007.14966): drop tokens of a row [C] whose surprise is above `mu` bits; the likeliest stays."""
+    p = probabilities(x)
+    x[(p < 2.0**-mu) & (x < x.max())] = -np.inf
+
+
+def next_mu(x: np.ndarray, token: int, mu: float, params: SamplingParams) -> float:
+    """The threshold after `token` was taken from a row [V] that `mu` has shaped."""
+    p = float(probabilities(x)[token]) if np.isfinite(x.max()) else 0.0
+    return mu if p <= 0 else mu - params.mirostat_eta * (-math.log2(p) - params.mirostat_tau)
 
 
 def dynamic_temperature(x: np.ndarray, params: SamplingParams) -> float:

@@ -25,7 +25,8 @@ from paceline.server.sse import EventStream, event, until_disconnect
 _SAME = (
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "xtc_probability",
     "xtc_threshold", "typical_p", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "ignore_eos",
+    "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau",
+    "mirostat_eta", "ignore_eos",
 )  # fmt: skip
 _SETTINGS = {
     **{name: name for name in _SAME},

@@ -53,6 +53,9 @@ class Options(Part):
     stop: Many[str] | str | None = None
     presence_penalty: float | None = of_table("presence_penalty")
     frequency_penalty: float | None = of_table("frequency_penalty")
+    mirostat: int | None = Field(None, description="0 or 2")
+    mirostat_tau: float | None = of_table("mirostat_tau")
+    mirostat_eta: float | None = of_table("mirostat_eta")
     num_predict: int | None = of_table("max_tokens", low=-2)
     repeat_penalty: float | None = of_table("repetition_penalty")
     repeat_last_n: int | None = of_table("penalty_last_n")

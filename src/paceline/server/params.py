@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.core import SamplingParams
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.media.reader import TooLong
 from paceline.options import rows_of
 from paceline.server.errors import ApiError
 from paceline.server.schema import ChatRequest, CompletionRequest, Content, Sampling
 from paceline.server.settings import ServerConfig
+from paceline.text.tokenizer import Tokenizer
 
 _PART = re.compile(r"(messages\.\d+(?:\.content\.\d+[\w.]*)?):? (.*)", re.DOTALL)
+_MOST_TEXTS, _MOST_BIASED = 128, 256  # texts in logit_bias, and characters of each
 _SETTLED = (
     "max_tokens",
     "min_tokens",
@@ -59,7 +61,7 @@ def check_limits(body: Sampling, config: ServerConfig) -> None:
         raise refuse("stop", f"at most {config.max_stop} strings")
     if any(len(s) > config.max_stop_length for s in stops):
         raise refuse("stop", f"each string may have up to {config.max_stop_length} characters")
-    if len(body.logit_bias or {}) > config.max_logit_bias:
+    if len(body.logit_bias or {}) + len(body.biased_texts or []) > config.max_logit_bias:
         raise refuse("logit_bias", f"at most {config.max_logit_bias} tokens")
     if isinstance(body, ChatRequest):
         if (body.top_logprobs or 0) > config.max_logprobs:
@@ -89,6 +91,26 @@ def settle_length(body: Sampling, prompt: int) -> None:
     if body.max_length <= prompt:
         raise refuse("max_length", f"the prompt alone has {prompt} tokens: give more, or max_tokens")
     body.max_tokens = body.max_length - prompt
+
+
+def bias_texts(body: Sampling, tokenizer: Tokenizer) -> None:
+    """Put the tokens of texts that are biased beside the others, as llama.cpp does. Raises ApiError 400."""
+    if len(body.biased_texts or []) > _MOST_TEXTS:
+        raise refuse("logit_bias", f"at most {_MOST_TEXTS} texts")
+    for text, bias in body.biased_texts or []:
+        if not isinstance(text, str) or not 0 < len(text) <= _MOST_BIASED:
+            raise refuse("logit_bias", f"a text has 1 to {_MOST_BIASED} characters")
+        if bias is not False and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+            raise refuse("logit_bias", f"the value of {text[:40]!r} should be a number, or false")
+        try:
+            tokens = tokenizer.encode(text, add_bos=False)
+        except PacelineError as error:
+            raise refuse("logit_bias", str(error)) from error
+        if bias is False:
+            body.bad_token_ids = [*(body.bad_token_ids or []), *tokens]
+        else:
+            body.logit_bias = (body.logit_bias or {}) | dict.fromkeys(map(str, tokens), float(bias))
+    body.biased_texts = None
 
 
 def token_id(key: str) -> int:

@@ -6,6 +6,7 @@ change nothing and come with every request of some client say "accepted and igno
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -18,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.core import MAX_DRAFT_TOKENS, SamplingParams, VerifyRule
+from paceline.core import MAX_DRAFT_TOKENS, MOST_WORDS, SamplingParams, VerifyRule
 from paceline.options import INFINITE, Number, Whole, rows_of
 
 T = TypeVar("T")
@@ -287,22 +288,33 @@ class Named(Part):
 _NEVER = ("bad_token_ids", "suppress_tokens", "banned_tokens")
 
 
-def _biases(given: dict[str, Any] | list[Any]) -> tuple[dict[str, Any], list[int]] | None:
-    """(biases by token, tokens that are never written) of llama.cpp's forms; None for what is none of them."""
-    pairs = list(given.items()) if isinstance(given, dict) else given
-    biases: dict[str, Any] = {}
-    never: list[int] = []
-    for pair in pairs:
+@dataclass(slots=True)
+class _Biases:
+    """What llama.cpp's forms of logit_bias say."""
+
+    tokens: dict[str, Any] = field(default_factory=dict)
+    texts: list[list[Any]] = field(
+        default_factory=list
+    )  # of all tokens of a text, each with its bias or false
+    never: list[int] = field(default_factory=list)  # tokens that are never written
+
+
+def _biases(given: dict[str, Any] | list[Any]) -> _Biases | None:
+    """None for what is none of the forms."""
+    out = _Biases()
+    for pair in list(given.items()) if isinstance(given, dict) else given:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], int | str):
             return None
         token, bias = pair
-        known = isinstance(given, dict) or isinstance(token, int)  # else the text of tokens
-        name = str(token) if known and not isinstance(token, bool) else f"text {token}"
-        if bias is False and known and name.isascii() and name.isdecimal() and len(name) < 10:
-            never.append(int(name))
+        if isinstance(token, bool):
+            return None
+        if isinstance(token, str) and isinstance(given, list):
+            out.texts.append([token, bias])
+        elif bias is False and str(token).isascii() and str(token).isdecimal() and len(str(token)) < 10:
+            out.never.append(int(token))
         else:
-            biases[name] = 0.0 if bias is False else bias
-    return biases, never
+            out.tokens[str(token)] = 0.0 if bias is False else bias
+    return out
 
 
 class Sampling(Named):
@@ -311,15 +323,18 @@ class Sampling(Named):
     @model_validator(mode="before")
     @classmethod
     def _llama_biases(cls, data: Any) -> Any:
-        """llama.cpp's forms of logit_bias: pairs of token and bias, and false for a token that is never written."""
+        """llama.cpp's forms of logit_bias: pairs of token or text and bias, and false for what is never written."""
         given = data.get("logit_bias") if isinstance(data, dict) else None
         if not isinstance(given, dict | list) or not given:
             return data
         name = next((name for name in _NEVER if data.get(name) is not None), _NEVER[0])
         made, others = _biases(given), data.get(name) or []
-        if made is None or not isinstance(others, list) or (isinstance(given, dict) and not made[1]):
+        if made is None or not isinstance(others, list) or (isinstance(given, dict) and not made.never):
             return data
-        return {**data, "logit_bias": made[0], **({name: [*others, *made[1]]} if made[1] else {})}
+        out = {**data, "logit_bias": made.tokens}
+        if made.texts:
+            out["biased_texts"] = made.texts
+        return out | ({name: [*others, *made.never]} if made.never else {})
 
     max_tokens: int | None = of_table("max_tokens", _AS_MANY_AS_FIT, low=-1)
     n_predict: int | None = of_table("max_tokens", "the same as max_tokens", low=-1)
@@ -338,6 +353,10 @@ class Sampling(Named):
     xtc_threshold: float | None = of_table("xtc_threshold")
     dynatemp_range: float | None = of_table("dynatemp_range")
     dynatemp_exponent: float | None = of_table("dynatemp_exponent")
+    mirostat: int | None = Field(None, description="0 or 2")
+    mirostat_mode: int | None = Field(None, description="the same as mirostat")
+    mirostat_tau: float | None = of_table("mirostat_tau")
+    mirostat_eta: float | None = of_table("mirostat_eta")
     temperature_last: bool | None = None
     dry_multiplier: float | None = of_table("dry_multiplier")
     dry_base: float | None = of_table("dry_base")
@@ -359,6 +378,16 @@ class Sampling(Named):
     banned_tokens: Many[Token] | None = Field(None, max_length=1024, description="the same as bad_token_ids")
     allowed_token_ids: Many[Token] | None = Field(None, min_length=1, max_length=2**18)
     logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers_only)] | None = None
+    biased_texts: Many[Annotated[list[Any], Field(min_length=2, max_length=2)]] | None = Field(
+        None, description="not for clients to set: the texts of logit_bias"
+    )
+    bad_words: Many[str] | None = Field(
+        None, max_length=MOST_WORDS, description="vLLM's, as the tokens they are"
+    )
+    banned_strings: Many[str] | None = Field(
+        None, max_length=MOST_WORDS, description="in the text, whatever its tokens"
+    )
+    include_stop_str_in_output: bool | None = None
     stop: str | Many[str] | None = None
     stop_token_ids: Many[Token] | None = Field(None, max_length=128)
     seed: int | None = of_table("seed", "-1: one is drawn and told")

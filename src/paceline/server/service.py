@@ -21,7 +21,7 @@ from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
 from paceline.server.media import MediaThreads
 from paceline.server.metrics import Metrics
-from paceline.server.params import check_limits, refuse, token_id
+from paceline.server.params import bias_texts, check_limits, refuse, token_id
 from paceline.server.predicted import Predicted
 from paceline.server.progress import Watchers
 from paceline.server.request_log import Told
@@ -29,6 +29,7 @@ from paceline.server.schema import Named, Sampling
 from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
 from paceline.soft_tokens import Kind
+from paceline.text.banned import banned_of
 from paceline.text.breakers import breakers_of
 from paceline.text.formats.base import ChatFormat
 from paceline.text.tokenizer import Tokenizer
@@ -130,6 +131,7 @@ class Service:
             raise refuse(
                 "speculation.drafter", f"{wanted[:40]!r} is not loaded: use one of {', '.join(room.drafters)}"
             )
+        bias_texts(body, room.tokenizer)
         biased = [token_id(key) for key in body.logit_bias or {}]
         named = [(name, getattr(body, name) or []) for name in _TOKENS]
         for name, tokens in (("logit_bias", biased), *named):
@@ -188,6 +190,8 @@ class Service:
         """
         if params.dry_multiplier > 0:  # looks at the whole vocabulary once: not between the engine's steps
             await asyncio.to_thread(breakers_of, self.room.tokenizer, params.dry_sequence_breakers)
+        if params.banned_strings:  # so do these
+            await asyncio.to_thread(banned_of, self.room.tokenizer, (), params.banned_strings)
         if not isinstance(params.reference, str):
             return params, None
         self.foresee(params.reference, "prediction")

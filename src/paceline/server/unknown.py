@@ -18,13 +18,13 @@ _NO_EFFECT = ("keep_alive", "id_slot")
 
 # fields of other servers that would change the text, with a value of each that would not
 _CHANGES_TEXT: dict[str, Any] = {
-    "mirostat": 0, "mirostat_mode": 0, "samplers": [], "sampler_order": [], "sampler_seq": "", "sampler_priority": [],
+    "samplers": [], "sampler_order": [], "sampler_seq": "", "sampler_priority": [],
     "tfs_z": 1, "tfs": 1, "top_a": 0, "smoothing_factor": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
     "adaptive_target": -1, "skew": 0, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1,
     "guidance_scale": 1, "cfg_scale": 1, "negative_prompt": "", "penalty_alpha": 0, "use_beam_search": False,
     "num_beams": 1, "length_penalty": 1, "diversity_penalty": 0, "best_of_beams": 1,
-    "bad_words": [], "bad_words_ids": [], "banned_strings": [], "custom_token_bans": "", "logits_processors": [],
-    "include_stop_str_in_output": False, "truncate_prompt_tokens": 0, "truncation_strategy": "auto",
+    "bad_words_ids": [], "custom_token_bans": "", "logits_processors": [],
+    "truncate_prompt_tokens": 0, "truncation_strategy": "auto",
     "n_indent": 0, "t_max_predict_ms": 0, "lora": [], "lora_request": None, "structural_tag": None,
     "token_healing": False, "ban_eos_token": False, "add_bos_token": True, "add_special_tokens": True,
     "spaces_between_special_tokens": True, "detokenize": True,

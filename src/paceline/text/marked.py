@@ -21,7 +21,8 @@ class MarkedText:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, marks: Iterable[str]) -> None:
         ids = {tokenizer.token_id(mark): mark for mark in marks}
         self.marks = {i: mark for i, mark in ids.items() if i is not None and i in tokenizer.special_ids}
-        self._characters, self._stops = Detokenizer(tokenizer, begins=False), StopStrings(params.stop)
+        self._characters = Detokenizer(tokenizer, begins=False)
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._min_tokens, self._count = params.min_tokens, 0
         self._stopped = False
 

@@ -33,8 +33,9 @@ class Detokenizer:
 class StopStrings:
     """Looks for the earliest stop string, holding back text that could be the beginning of one."""
 
-    def __init__(self, stops: Seq[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Seq[str], shown: bool = False) -> None:
+        """`shown`: the stop string itself is safe to show, once it is whole."""
+        self._stops, self._shown = tuple(stops), shown
         self._first = {stop[0] for stop in stops}
         self._held = ""
 
@@ -44,10 +45,11 @@ class StopStrings:
             return text, False
         held = self._held + text
         if may_stop:
-            starts = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]
-            if starts:
+            found = [(at, len(stop)) for stop in self._stops if (at := held.find(stop)) >= 0]
+            if found:
                 self._held = ""
-                return held[: min(starts)], True
+                at, length = min(found)
+                return held[: at + length if self._shown else at], True
         keep = self._could_begin(held)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep], False
@@ -98,14 +100,21 @@ class TextStream:
     """One text in the making: decoding and stop strings together.
 
     Stop strings completed within the first `min_tokens` tokens do not count and stay in the text. `signs`: what stands
-    for special tokens while stop strings are looked for; no text that is shown has them.
+    for special tokens while stop strings are looked for; no text that is shown has them, but with
+    `include_stop_str_in_output` what they stand for.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, skip_special: bool = True) -> None:
         self._characters = Detokenizer(tokenizer, skip_special, begins=False)
         self.signs = signs_of(tokenizer, params.stop)
-        self._hidden = dict.fromkeys(map(ord, self.signs.values()))
-        self._stops = StopStrings([self._signed(tokenizer, stop) for stop in params.stop])
+        self._tells = params.include_stop_str_in_output
+        self._spelled = {
+            ord(sign): tokenizer.token_text(token) if self._tells else None
+            for token, sign in self.signs.items()
+        }
+        stops = [self._signed(tokenizer, stop) for stop in params.stop]
+        self._stops = StopStrings(stops, self._tells)
+        self._ends = {token: tokenizer.token_text(token) for token in stop_ids_of(tokenizer, params.stop)}
         self._unstopped = not params.stop
         self._min_tokens = params.min_tokens
         self._count = 0
@@ -124,12 +133,16 @@ class TextStream:
             self._count += 1
             added = self._characters.push(token) + self.signs.get(token, "")
             text, stopped = self._stops.push(added, self._count > self._min_tokens)
-            out.append(text.translate(self._hidden))
+            out.append(text.translate(self._spelled))
             if stopped:
                 return Pushed("".join(out), i + 1, True)
         return Pushed("".join(out), len(tokens), False)
 
+    def told(self, token: int) -> str:
+        """What is shown of the special token that ended the text: something only if a stop string spells it."""
+        return self._ends.get(token, "") if self._tells else ""
+
     def finish(self) -> str:
         """The last text, when the sequence ended for another reason than a stop string."""
         text, stopped = self._stops.push(self._characters.finish(), self._count > self._min_tokens)
-        return (text if stopped else text + self._stops.finish()).translate(self._hidden)
+        return (text if stopped else text + self._stops.finish()).translate(self._spelled)

@@ -53,6 +53,8 @@ class Tokenizer:
         self._added = {i: token.content for i, token in added.items()}
         self._twins: dict[int, str] = {}  # entries of ids that no text is encoded with
         self.breakers: dict[str, tuple[tuple[int, ...], ...]] = {}  # texts that were asked for (breakers.py)
+        self.banned: dict[str, Any] = {}  # texts that may not be written, and
+        self.sorted_pieces: Any = None  # the bytes of all tokens, to find them (banned.py)
         self._pieces: dict[tuple[int, bool, bool], bytes] = {}
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_tokens = _special_tokens(config)  # e.g. bos_token -> "<bos>"
