@@ -76,6 +76,8 @@ def served(
     worker: Callable[..., Worker] | None = None,
     write: Callable[[str], None] | None = None,
     chat: tuple[Any, ChatFormat] = (render, GEMMA),
+    transport: httpx.HTTPTransport | None = None,
+    verify: Any = True,
     **options: Any,
 ) -> Iterator[Served]:
     engine = engine or FakeEngine(make_tokenizer())
@@ -90,7 +92,7 @@ def served(
         drafters, chat=True, hidden_size=HIDDEN,
     )  # fmt: skip
     listening = bind(config)
-    port = listening.getsockname()[1]
+    port = 0 if config.uds else listening.getsockname()[1]
     how = settings(build_app(service, Keys(keys), write), config)
     how.timeout_graceful_shutdown = 2
     server = PatientServer(how, made, config.drain_timeout)
@@ -98,8 +100,10 @@ def served(
     made.start()
     thread.start()
     headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-    url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+    url = f"{'https' if config.ssl_certfile else 'http'}://127.0.0.1:{port}" if port else "http://localhost"
+    with httpx.Client(
+        base_url=url, headers=headers, timeout=30, transport=transport, verify=verify
+    ) as client:
         while client.get("/health").status_code != 200:
             assert made.state != "failed", made.error
             time.sleep(0.01)

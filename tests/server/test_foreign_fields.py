@@ -206,8 +206,10 @@ def test_biases_of_llama_cpp(s: Served, path: str) -> None:
     assert s.engine.last_params.logit_bias == {5: 2.0, x: 1.5, y: 1.5}
     assert s.engine.last_params.bad_token_ids == (bracket,)
     many = [["x", 1]] * 129
-    wrong: list[Any] = [[["a", True]], [["", 1]], [["a" * 257, 1]], [["a", "b"]], [["\ud800", 1]], many, [[5]], [5], [[True, 1]], [[5, True]], {"x": False}, [[-1, False]],
-                        [[10**6, 1]], [[None, 1]]]  # fmt: skip
+    wrong: list[Any] = [
+        [["a", True]], [["", 1]], [["a" * 257, 1]], [["a", "b"]], [["\ud800", 1]], many, [[5]], [5], [[True, 1]],
+        [[5, True]], {"x": False}, [[-1, False]], [[10**6, 1]], [[None, 1]],
+    ]  # fmt: skip
     for value in wrong:
         answer = s.client.post(path, json=body_for(path, {"logit_bias": value}))
         assert answer.status_code == 400, value

@@ -2,8 +2,8 @@
 
 Order: constraint, allowed/bad tokens and words, min_tokens, logit_bias, repetition, presence and frequency penalties,
 DRY, temperature, top_k, top_p, min_p, with the samplers of truncation.py among them; each filter sees what the one
-before it left, renormalised. A refused token has -inf. A row's result depends on no other row. Greedy rows are neither divided nor
-filtered.
+before it left, renormalised. A refused token has -inf. A row's result depends on no other row. Greedy rows are neither
+divided nor filtered.
 """
 
 from __future__ import annotations

@@ -62,6 +62,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastAPI:
     """`write` takes the lines of the request log, if one is kept."""
     app = FastAPI(title="paceline", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
+    if service.config.root_path:
+        app.servers = [{"url": service.config.root_path}]
     app.state.service = service
     app.router.route_class = BodyRoute
     app.openapi = lambda: _schema(app, service, keys.wanted)  # type: ignore[method-assign]
@@ -303,7 +305,9 @@ def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
     """FastAPI's schema, with what this server really takes and answers: its model, 400 for 422, streams."""
     if app.openapi_schema:
         return app.openapi_schema
-    schema = get_openapi(title=app.title, version=app.version, routes=app.routes, description=ABOUT)
+    schema = get_openapi(
+        title=app.title, version=app.version, routes=app.routes, description=ABOUT, servers=app.servers
+    )
     for path, methods in schema["paths"].items():
         for method in methods.values():
             method["responses"].pop("422", None)

@@ -48,6 +48,11 @@ def usual(path: str) -> str:
     return found if found.startswith(("/v1/", "/api/")) else path
 
 
+def below(path: str, root: str) -> str:
+    """A path without the one that a proxy shows the server at, which some leave in and some take away."""
+    return path[len(root) :] if root and (path == root or path.startswith(f"{root}/")) else path
+
+
 def no_such_path(path: str) -> ApiError:
     """404 that says what to use instead. A path below a known one counts as that one."""
     clean = "/" + "/".join(part for part in path.split("/") if part)

@@ -135,7 +135,7 @@ def _as_chat(service: Service, body: ResponsesRequest) -> ChatRequest:
 
 def _tools(body: ResponsesRequest) -> list[dict[str, Any]]:
     """The tools that the model is offered, as the answer says them again."""
-    whole = {"type": "function", "description": None, "parameters": {}, "strict": False}
+    whole: dict[str, Any] = {"type": "function", "description": None, "parameters": {}, "strict": False}
     custom = [tool for tool in body.tools or [] if isinstance(tool, CustomTool)]
     names = {tool.name for tool in custom}
     functions = [one["function"] for one in _functions(body) if one["function"]["name"] not in names]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import ssl
+import stat
 import time
 from types import FrameType
 from typing import Any
@@ -16,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from paceline.engine.worker import Worker
 from paceline.errors import PacelineError, UsageError
 from paceline.server.errors import ApiError
+from paceline.server.paths import below
 from paceline.server.security import NO_SEAT, OPEN_PATHS, SAFE
 from paceline.server.settings import ServerConfig
 
@@ -23,7 +27,10 @@ MOST_CHUNKS, LEAST_OF_CHUNK = 4096, 64  # of a body; bytes in each, on average, 
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """The listening socket. Raises UsageError if the address cannot be had."""
+    """The listening socket. Raises UsageError if the address cannot be had, or its certificate cannot be used."""
+    check_certificate(config)
+    if config.uds is not None:
+        return _bind_file(config.uds, config.max_connections)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only where the protocol is named; without it answers wait 40 ms for the client's ACK.
     server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -39,6 +46,56 @@ def bind(config: ServerConfig) -> socket.socket:
         ) from error
     server.setblocking(False)
     return server
+
+
+def _bind_file(path: str, most: int) -> socket.socket:
+    """A Unix socket. A file that a server left behind is replaced; one that somebody listens on is not."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_left_over(path):
+            os.unlink(path)
+        server.bind(path)
+        server.listen(most)
+    except OSError as error:
+        server.close()
+        why = error.strerror or str(error)
+        raise UsageError(f"cannot listen on {path} ({why}): choose another --uds") from error
+    server.setblocking(False)
+    return server
+
+
+def _is_left_over(path: str) -> bool:
+    """Whether it is a socket on which nobody listens."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.connect(path)
+    except ConnectionRefusedError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def check_certificate(config: ServerConfig) -> None:
+    """Raise UsageError for a certificate or a key that https cannot be spoken with."""
+    if config.ssl_certfile is None:
+        return
+    given = f"--ssl-certfile {config.ssl_certfile}"
+    given += f" with --ssl-keyfile {config.ssl_keyfile}" if config.ssl_keyfile else ""
+
+    def no_password() -> str:
+        raise UsageError(f"{given}: the key has a password: store it without one, readable by this user only")
+
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, no_password)
+    except (OSError, ValueError) as error:  # SSLError is one
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"{given} cannot be used ({why}): give PEM files of a certificate and its key"
+        ) from error
 
 
 class PatientServer(uvicorn.Server):
@@ -102,6 +159,7 @@ class WatchfulProtocol(H11Protocol):
     """Closes connections whose request head does not come in time, and tells the gate which have no seat."""
 
     head_timeout = 10.0
+    root = ""
     seats: Seats
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -111,7 +169,9 @@ class WatchfulProtocol(H11Protocol):
         self._inner, self.app = self.app, self._seated
 
     async def _seated(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] not in OPEN_PATHS:  # whoever watches the server's health needs no seat
+        if (
+            below(scope["path"], self.root) not in OPEN_PATHS
+        ):  # whoever watches the server's health needs no seat
             scope["state"][NO_SEAT] = not self.seats.take(self)
         await self._inner(scope, receive, send)
 
@@ -156,7 +216,9 @@ class WatchfulProtocol(H11Protocol):
 def settings(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     """How uvicorn is run. Its own limit of connections is off: it would answer in plain text. It warns only of what
     strangers send (bad HTTP, offers of HTTP/2 or WebSockets): each has its answer, and none fills the log."""
-    mine = {"head_timeout": config.header_timeout, "seats": Seats(config.max_connections)}
+    mine = {
+        "head_timeout": config.header_timeout, "seats": Seats(config.max_connections), "root": config.root_path or "",
+    }  # fmt: skip
     return uvicorn.Config(
         app,
         http=type("Protocol", (WatchfulProtocol,), mine),
@@ -167,6 +229,8 @@ def settings(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
         h11_max_incomplete_event_size=config.max_header,
         timeout_graceful_shutdown=5,
     )

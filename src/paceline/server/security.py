@@ -18,13 +18,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import UsageError
 from paceline.server.bodies import unpacked
 from paceline.server.cors import Cors
 from paceline.server.errors import ApiError
-from paceline.server.paths import usual
+from paceline.server.paths import below, usual
 from paceline.server.request_log import QUIET, Told, Write, line
 from paceline.server.settings import ServerConfig
 
@@ -132,7 +133,12 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        scope["path"] = usual(scope["path"])
+        root = self._config.root_path or ""
+        if root and scope["path"] == root and scope["method"] in ("GET", "HEAD"):
+            # the page's own addresses are relative
+            await RedirectResponse(f"{root}/", 307, dict(SAFE))(scope, receive, send)
+            return
+        scope["path"] = usual(below(scope["path"], root))
         told, begin, last = Told(), time.monotonic(), [0]
         scope.setdefault("state", {})["told"] = told
 

@@ -26,6 +26,7 @@ _MAY_BE_0 = (
 
 
 _NONE: Mapping[str, str] = {}
+_ROOT = re.compile(r"(?!/(?:v1|api)(?:/|$))(?:/[A-Za-z0-9._~\-]+)+")
 _ORIGIN = re.compile(
     r"[a-z][a-z0-9+.\-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.\-]+)(:\d{1,5})?"
 )  # as browsers write them
@@ -35,6 +36,10 @@ _ORIGIN = re.compile(
 class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None  # a Unix socket to listen on, in place of host and port
+    ssl_certfile: str | None = None  # PEM: the certificate, and those that signed it; then https is spoken
+    ssl_keyfile: str | None = None  # PEM: its key, where that is in a file of its own
+    root_path: str | None = None  # where a proxy shows the server, e.g. /llm
     api_key_file: str | None = None  # one key per line, plain or as sha256:<hex>
     without_key: bool = False  # listen on another address than loopback although there is no key
     allowed_hosts: tuple[str, ...] = ()  # names beside localhost and plain IP addresses in the Host header
@@ -86,12 +91,23 @@ class ServerConfig:
                 raise UsageError(f"{f.name}=0 would let nothing through: give a number above 0")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port={self.port} is not possible: give 0..65535")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise UsageError("ssl_keyfile is the key of a certificate: give ssl_certfile, too")
+        if self.root_path is not None and _ROOT.fullmatch(self.root_path) is None:
+            raise UsageError(
+                f"root_path={self.root_path!r} is not possible: write it as /llm, and not as the paths of the API begin"
+            )
         for origin in self.cors_origins:
             if origin != "*" and _ORIGIN.fullmatch(origin) is None:
                 raise UsageError(
                     f"cors_origins: {origin!r} is no origin: write scheme, name and port, as in http://localhost:3000"
                 )
-        if not is_loopback(self.host) and self.api_key_file is None and not self.without_key:
+        if (
+            self.uds is None
+            and not is_loopback(self.host)
+            and self.api_key_file is None
+            and not self.without_key
+        ):
             raise UsageError(
                 f"host={self.host} can be reached from other machines: give --api-key-file, "
                 "or --without-key if the network keeps strangers out"

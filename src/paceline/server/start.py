@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.config import EngineConfig
@@ -69,7 +71,7 @@ def start(
 
     def load() -> Any:
         loaded = place.load(wanted, service, say)
-        say(f"{name} is ready on http://{_shown(config.host)}:{listening.getsockname()[1]}")
+        say(f"{name} is ready on {address(config, listening)}")
         return loaded
 
     worker = place.worker(load, wanted, config)
@@ -78,6 +80,8 @@ def start(
         run(build_app(service, keys, to_stderr if config.request_log else None), worker, config, listening)
     finally:
         listening.close()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
         place.close()
         if service.loaded is not None:
             service.loaded.grammars.close()
@@ -101,5 +105,10 @@ def model_name(target: str) -> str:
     return re.sub(r"[^\w.\-]", "-", last) or "model"
 
 
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def address(config: ServerConfig, listening: socket.socket) -> str:
+    """Where the server is found."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    scheme = "http" if config.ssl_certfile is None else "https"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listening.getsockname()[1]}{config.root_path or ''}"

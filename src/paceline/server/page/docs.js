@@ -4,7 +4,7 @@ import { startTheme } from "./theme.js";
 
 startTheme(null);
 const box = document.getElementById("docs");
-const schema = await (await fetch("/openapi.json")).json();
+const schema = await (await fetch("openapi.json")).json();
 
 function make(name, text, ...children) {
   const made = document.createElement(name);

@@ -23,7 +23,7 @@ export class EventSplitter {
 
 /** Ask for a stream; yields chunks until [DONE]. Throws ServerError with the server's own words. */
 export async function* ask(request, signal) {
-  const path = request.messages ? "/v1/chat/completions" : "/v1/completions";
+  const path = request.messages ? "v1/chat/completions" : "v1/completions";
   const response = await post(path, { ...request, stream: true, stream_options: { include_usage: true } }, signal);
   const splitter = new EventSplitter();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -46,7 +46,7 @@ export async function countTokens(request, signal) {
 
 /** What the server is and can do; throws while it cannot be reached. */
 export async function about() {
-  const [health, models] = await Promise.all(["/health", "/v1/models"].map(async (path) =>
+  const [health, models] = await Promise.all(["health", "v1/models"].map(async (path) =>
     (await fetch(path, { signal: AbortSignal.timeout(10000) })).json()));
   return { state: health.status, model: models.data[0] };
 }
