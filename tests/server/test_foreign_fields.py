@@ -207,7 +207,7 @@ def test_biases_of_llama_cpp(s: Served, path: str) -> None:
     assert s.engine.last_params.bad_token_ids == (bracket,)
     many = [["x", 1]] * 129
     wrong: list[Any] = [
-        [["a", True]], [["", 1]], [["a" * 257, 1]], [["a", "b"]], [["\ud800", 1]], many, [[5]], [5], [[True, 1]],
+        [["a", True]], [["", 1]], [["a" * 257, 1]], [["a", "b"]], many, [[5]], [5], [[True, 1]],
         [[5, True]], {"x": False}, [[-1, False]], [[10**6, 1]], [[None, 1]],
     ]  # fmt: skip
     for value in wrong:
