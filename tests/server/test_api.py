@@ -390,9 +390,12 @@ def test_models_metrics_page_and_docs(s: Served) -> None:
                  "drafted_tokens_total", "accepted_tokens_total", "tokens_per_step", "draft_length_total",
                  "queue_requests", "engine_steps"):  # fmt: skip
         assert f"paceline_{name}" in metrics
-    licence = "/vendor/marked-18.2.1-LICENSE.txt"
+    licences = [
+        f"/vendor/{name}-LICENSE.txt" for name in ("marked-18.2.1", "highlight-11.12.0", "katex-0.19.1")
+    ]
     for path in (
-        "/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/icon.svg", "/vendor/marked.js", licence,
+        "/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/icon.svg", "/vendor/marked.js",
+        "/vendor/highlight.js", "/vendor/katex.js", *licences,
     ):  # fmt: skip
         answer = s.client.get(path)
         assert answer.status_code == 200

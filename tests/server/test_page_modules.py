@@ -110,7 +110,7 @@ HOSTILE = """
 [ok](https://example.org/a?b=1&c) <mail@example.org>
 """
 SHAPES = {
-    "p": {"class"}, "span": set(), "div": {"class"}, "pre": {"tabindex"}, "code": set(), "br": set(),
+    "p": {"class"}, "span": {"class"}, "div": {"class"}, "pre": {"tabindex"}, "code": set(), "br": set(),
     "table": set(), "thead": set(), "tbody": set(), "tr": set(), "th": {"class"}, "td": {"class"}, "h3": set(),
     "ul": set(), "ol": {"start"}, "li": {"class"}, "blockquote": set(), "em": set(), "strong": set(), "del": set(),
     "button": {"type", "data-act", "aria-label"}, "input": {"type", "disabled", "checked"}, "hr": set(),
@@ -183,6 +183,44 @@ def test_markdown_is_shown(tmp_path: Path) -> None:
     assert [one["attributes"]["start"] for one in elements(made) if one["name"] == "ol"] == [3]
     deep = shown(tmp_path, "> " * 20000 + "x")
     assert deep[0]["name"] in ("p", "blockquote")
+
+
+def test_formulas_are_found_and_prices_are_none(tmp_path: Path) -> None:
+    text = "It costs $5 and $10, or $1.50$2. $a^2$ \\(b\\) `$c$`\n\n$$\nx\n$$\n\n\\[y\\]\n\nand $$z$$"
+    found = [
+        one for one in elements(shown(tmp_path, text)) if "formula" in (one["attributes"].get("class") or "")
+    ]
+    assert [(words([one]), "display" in one["attributes"]["class"]) for one in found] == [
+        ("$a^2$", False), ("\\(b\\)", False), ("$$\nx\n$$", True), ("\\[y\\]", True), ("$$z$$", True),
+    ]  # fmt: skip
+
+
+def test_code_keeps_every_letter_in_its_colours(tmp_path: Path) -> None:
+    code = 'def f(x: int) -> str:\n    return f"{x} <b>"  # &amp;\n'
+    (block,) = [one for one in elements(shown(tmp_path, f"```python\n{code}```")) if one["name"] == "code"]
+    assert words([block]) == code.rstrip("\n")
+    kinds = {one["attributes"].get("class") for one in elements(block["children"])}
+    assert {"hl-keyword", "hl-string", "hl-comment"} <= kinds
+    (plain,) = [one for one in elements(shown(tmp_path, f"```nosuch\n{code}```")) if one["name"] == "code"]
+    assert plain["children"] == [code.rstrip("\n")]
+
+
+def test_a_text_file_stands_before_what_is_asked(tmp_path: Path) -> None:
+    source = """import * as a from "./attached.js";
+        const file = (name, bytes, type = "") => new File([new Uint8Array(bytes)], name, { type });
+        const say = (one) => a.textOf(one).then(({ text }) => text, (error) => error.message);
+        console.log(JSON.stringify([
+          a.withTexts("why?", [{ name: "a.md", text: "x\\n```py\\n```\\n" }]),
+          a.withTexts("", [{ name: "b", text: "y" }]),
+          await say(file("n.txt", [104, 105])), await say(file("n.txt", [0, 1])), await say(file("n.txt", [255])),
+          await say(file("n.txt", new Array(400001).fill(65))),
+          [file("x.py", []), file("x", [], "text/plain"), file("x.png", [], "image/png"), file("x.bin", [])]
+            .map(a.isText)]));"""
+    assert node(tmp_path, source) == [
+        "a.md:\n````\nx\n```py\n```\n````\n\nwhy?", "b:\n```\ny\n```", "hi", "n.txt is no text",
+        "n.txt is not UTF-8 text: convert it first", "n.txt has more than 400 kB: give a part of it",
+        [True, True, False, False],
+    ]  # fmt: skip
 
 
 TURNS = """import * as t from "./turns.js";
@@ -369,7 +407,7 @@ def test_figures_and_ends_are_said(tmp_path: Path) -> None:
           t.ending({{ finish: "length", used: 10 }}, 10), t.ending({{ finish: "length", used: 9 }}, 10),
           t.ending({{ finish: "stopped" }}, 10), t.ending({{ finish: "stop" }}, 10)]));"""
     assert node(tmp_path, source) == [
-        "4 tokens · 40 tokens/s · 2.00 per step · 50 % of drafts kept · by a lossy rule",
-        "4 tokens · 0.4 tokens/s · 2.00 per step · 50 % of drafts kept",
+        "4 tokens, 40 a second, 2 of them drafted ahead, 2 drafts thrown away, by a lossy rule",
+        "4 tokens, 0.4 a second, 2 of them drafted ahead, 2 drafts thrown away",
         "the context of 10 tokens is full", "length limit reached", "stopped", "",
     ]  # fmt: skip

@@ -59,8 +59,6 @@ function useModel(model) {
   settings.use(model);
   $("tab-chat").hidden = model.chat === false;
   const reads = ["image", "audio"].filter((kind) => model.modalities?.includes(kind));
-  $("attach").hidden = !reads.length;
-  $("attached").accept = reads.map((kind) => `${kind}/*`).join(",");
   $("prompt").placeholder = `Message ${model.id}`;
   $("model-name").textContent = model.id;
   if (view !== "chat") lab.show(view);
@@ -82,7 +80,9 @@ function choose(name, focus = false) {
 }
 
 async function list() {
-  const heads = await store.heads();
+  const wanted = $("search").value.trim();
+  const heads = await (wanted ? store.search(wanted) : store.heads());
+  $("none-found").hidden = !wanted || heads.length > 0;
   const { conversation } = chat;
   $("list").replaceChildren(...heads.map((head) => {
     const current = head.id === conversation.id;
@@ -149,6 +149,8 @@ function listen() {
     });
   }
   $("stop").addEventListener("click", () => { chat.stop(); $("prompt").focus(); });
+  let searching = 0;
+  $("search").addEventListener("input", () => { clearTimeout(searching); searching = setTimeout(list, 150); });
   $("new").addEventListener("click", () => begin(newConversation()));
   $("list").addEventListener("click", async ({ target }) => {
     const { id, remove: gone } = target.closest("button")?.dataset ?? {};
@@ -163,7 +165,7 @@ function listen() {
   $("as-tokens").addEventListener("change", () => { keep("tokens", $("as-tokens").checked ? "on" : ""); legend(); chat.draw(); });
   for (const text of QUESTIONS) {
     const made = button(text, { class: "starter" });
-    made.addEventListener("click", () => chat.setPrompt(text));
+    made.addEventListener("click", () => { chat.setPrompt(text); chat.send(); });
     $("starters").append(made);
   }
   $("export-markdown").addEventListener("click", () => download(fileName("md"), asMarkdown(chat.conversation), "text/markdown"));

@@ -1,5 +1,6 @@
 // The conversation that is open: asks, stops, edits, keeps. `running` answers go on while another one is looked at.
 
+import { withTexts } from "./attached.js";
 import { copy, keep, kept, make } from "./dom.js";
 import { ask, countTokens, ServerError } from "./stream.js";
 import { AnswerView, editor, userTurn } from "./thread.js";
@@ -35,14 +36,14 @@ export class Chat {
   }
 
   open(conversation) {
-    if (this.tray) this.#trays.set(this.conversation.id, this.tray.media);
+    if (this.tray) this.#trays.set(this.conversation.id, [this.tray.media, this.tray.texts]);
     this.conversation = conversation;
     this.#editing = -1;
     keep("open", conversation.turns.length ? conversation.id : "", "sessionStorage");
     this.#parts.systemText.value = conversation.system;
     this.#parts.system.open = false;
     this.#parts.prompt.value = kept(this.#draftName(), "sessionStorage") ?? "";
-    this.tray?.set(this.#trays.get(conversation.id) ?? []);
+    this.tray?.set(...(this.#trays.get(conversation.id) ?? [[], []]));
     this.#fitPrompt();
     this.draw();
     this.#parts.thread.scrollTop = this.#parts.thread.scrollHeight;
@@ -71,7 +72,7 @@ export class Chat {
   /** The text of the prompt as the next message. It stays there if the server cannot take it now. */
   async send() {
     const text = this.#parts.prompt.value;
-    if (!(text.trim() || this.tray?.media?.length) || this.busy) return;
+    if (!(text.trim() || this.tray?.media?.length || this.tray?.texts.length) || this.busy) return;
     const { conversation } = this;
     const state = await this.#on.server();
     if (state !== "ready") {
@@ -82,9 +83,9 @@ export class Chat {
     keep(this.#draftName(), "", "sessionStorage");
     this.#parts.prompt.value = "";
     this.#fitPrompt();
-    const media = this.tray?.media ?? [];
-    this.tray?.set([]);
-    conversation.turns.push({ role: "user", content: text, ...(media.length ? { media } : {}) });
+    const { media = [], texts = [] } = this.tray ?? {};
+    this.tray?.set([], []);
+    conversation.turns.push({ role: "user", content: withTexts(text, texts), ...(media.length ? { media } : {}) });
     await this.#answer(conversation);
   }
 

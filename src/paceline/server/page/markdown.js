@@ -1,16 +1,20 @@
 // Markdown as elements. `marked` takes the text apart; no HTML is ever made of it, so none can be smuggled in.
 
+import { coloured } from "./coloured.js";
 import { make } from "./dom.js";
-import { lexer } from "./vendor/marked.js";
+import { EXTENSIONS, formula } from "./formula.js";
+import { Marked } from "./vendor/marked.js";
 
 const PROTOCOLS = ["http:", "https:", "mailto:"];
 const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", ndash: "–", mdash: "—", hellip: "…", copy: "©" };
 const PLAIN = { strong: "strong", em: "em", del: "del", blockquote: "blockquote", paragraph: "p" };
 
+const READER = new Marked({ gfm: true, breaks: true, extensions: EXTENSIONS });
+
 /** The elements of a text. HTML in it is shown as it is written, pictures as links. */
 export function markdown(text) {
   try {
-    return blocks(lexer(text, { gfm: true, breaks: true }));
+    return blocks(READER.lexer(text));
   } catch { // nested so deep that the stack is full
     return [make("p", { class: "as-is" }, text)];
   }
@@ -23,6 +27,7 @@ function element(token) {
     case "space": case "def": case "checkbox": return [];
     case "br": return [make("br")];
     case "hr": return [make("hr")];
+    case "formula": return [formula(token)];
     case "heading": return [make(`h${Math.min(6, token.depth + 2)}`, {}, ...blocks(token.tokens))];
     case "code": return [codeBlock(token)];
     case "codespan": return [make("code", {}, token.text)];
@@ -49,7 +54,7 @@ function codeBlock({ text, lang }) {
   return make("div", { class: "code" },
     make("div", { class: "code-head" }, make("span", {}, name || "code"),
       make("button", { type: "button", "data-act": "copy-code", "aria-label": `Copy the ${name} code` }, "Copy")),
-    make("pre", { tabindex: "0" }, make("code", {}, text)));
+    make("pre", { tabindex: "0" }, make("code", {}, ...coloured(text, name))));
 }
 
 function list({ ordered, start, items }) {

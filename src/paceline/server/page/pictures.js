@@ -1,5 +1,6 @@
 // Pictures and sound of the next message: pasted, dropped or chosen; thumbnails; what of them goes to the server.
 
+import { isText, textOf } from "./attached.js";
 import { button, make } from "./dom.js";
 
 const SIDE = 4096; // pixels; larger pictures are scaled down here
@@ -41,7 +42,7 @@ export function shown(media, take = null) {
 }
 
 export class Tray {
-  #box; #say; #reads; #count; media = [];
+  #box; #say; #reads; #count; media = []; texts = [];
 
   /** `box`: where thumbnails are shown; `reads()`: kinds that the model reads; `count(media)`: tokens of one, by the server. */
   constructor(box, say, reads, count) {
@@ -50,6 +51,8 @@ export class Tray {
     this.#reads = reads;
     this.#count = count;
     box.addEventListener("click", ({ target }) => {
+      const file = target.closest("[data-text]")?.dataset.text;
+      if (file !== undefined) this.set(this.media, this.texts.filter((_, i) => i !== Number(file)));
       const at = target.closest("[data-take]")?.dataset.take;
       if (at !== undefined) this.set(this.media.filter((_, i) => i !== Number(at)));
     });
@@ -59,7 +62,9 @@ export class Tray {
   async add(files) {
     for (const file of files) {
       const kind = file.type.split("/")[0];
-      if (!["image", "audio"].includes(kind)) this.#say(`${file.name} is neither a picture nor sound.`);
+      if (isText(file)) {
+        try { this.set(this.media, [...this.texts, await textOf(file)]); } catch (error) { this.#say(`${error.message}.`); }
+      } else if (!["image", "audio"].includes(kind)) this.#say(`${file.name} is neither text nor a picture nor sound.`);
       else if (!this.#reads().includes(kind)) this.#say(`${file.name} is not taken: this model does not read ${kind === "image" ? "pictures" : "sound"}.`);
       else if (file.size > MOST_BYTES) this.#say(`${file.name} has more than 20 MiB: choose a smaller one.`);
       else {
@@ -72,14 +77,17 @@ export class Tray {
     }
   }
 
-  set(media) {
+  set(media, texts = this.texts) {
     this.media = media;
+    this.texts = texts;
     this.draw();
   }
 
   draw() {
-    this.#box.replaceChildren(...shown(this.media, true));
-    this.#box.hidden = !this.media.length;
+    this.#box.replaceChildren(...shown(this.media, true), ...this.texts.map(({ name, text }, i) => make("span", { class: "chip" },
+      `${name}, ${text.length.toLocaleString("en")} letters`,
+      button("×", { class: "remove", "data-text": String(i), "aria-label": `Take back ${name}` }))));
+    this.#box.hidden = !(this.media.length || this.texts.length);
   }
 }
 

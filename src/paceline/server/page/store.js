@@ -32,6 +32,15 @@ export class Store {
     return [...found.values()].sort((a, b) => b.updated - a.updated);
   }
 
+  /** The heads of conversations in which all the words stand, in whatever case. */
+  async search(text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const kept = (await this.#ask(WHOLE, (whole) => whole.getAll(), [])).map(checked).filter((one) => one && !this.#memory.has(one.id));
+    const said = ({ system, turns }) => [system, ...turns.map((turn) => turn.content)].join("\n").toLowerCase();
+    return [...kept, ...this.#memory.values()].filter((one) => { const all = said(one); return words.every((word) => all.includes(word)); })
+      .map(headOf).sort((a, b) => b.updated - a.updated);
+  }
+
   /** A conversation, null if it is not there or cannot be read. */
   async get(id) {
     return this.#memory.get(id) ?? checked(await this.#ask(WHOLE, (whole) => whole.get(id), null));

@@ -99,17 +99,17 @@ export function ending(answer, context) {
   return answer.used >= context ? `the context of ${context} tokens is full` : "length limit reached";
 }
 
-/** What an answer took: by the engine's clock once it has told, until then by the page's. */
+/** What an answer took, in words: by the engine's clock once it has told, until then by the page's. */
 export function figures({ steps, report, seconds }) {
   const tokens = steps.reduce((sum, step) => sum + step.tokens.length, 0);
   const drafted = steps.reduce((sum, step) => sum + step.proposed.length, 0);
   const accepted = steps.reduce((sum, step) => sum + step.origins.filter((origin) => origin === "draft").length, 0);
   const time = report?.seconds || seconds;
   const parts = [`${tokens} ${tokens === 1 ? "token" : "tokens"}`];
-  if (time > 0) parts.push(`${(tokens / time).toFixed(tokens / time < 10 ? 1 : 0)} tokens/s`);
-  if (drafted) parts.push(`${(tokens / steps.length).toFixed(2)} per step`, `${Math.round((100 * accepted) / drafted)} % of drafts kept`);
+  if (time > 0) parts.push(`${(tokens / time).toFixed(tokens / time < 10 ? 1 : 0)} a second`);
+  if (drafted) parts.push(`${accepted} of them drafted ahead`, `${drafted - accepted} drafts thrown away`);
   if (report?.lossy) parts.push("by a lossy rule");
-  return parts.join(" · ");
+  return parts.join(", ");
 }
 
 export function asMarkdown(conversation) {
