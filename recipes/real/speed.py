@@ -188,7 +188,7 @@ def line(row: Row) -> str:
 
 
 def report(path: Path, beside: Path | None) -> None:
-    """What the table of docs/performance.md is made of."""
+    """What the table of docs/performance-reference.md is made of."""
     rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
     for row in rows:
         print(line(row))

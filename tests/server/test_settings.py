@@ -55,7 +55,7 @@ def test_the_shipped_example_holds_the_defaults() -> None:
 
 
 def test_the_docs_list_every_setting_with_its_default_and_every_field() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "server-reference.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| ([^`\s]+) \|", text, re.MULTILINE))
     for field in fields(ServerConfig):
         if field.name == "sampling":
