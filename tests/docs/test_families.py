@@ -1,4 +1,4 @@
-"""The lists of families, in README.md and docs/families.md, against the registry, the templates and each other."""
+"""The lists of families in docs/families.md against the registry, the templates and each other."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_smollm2_is_plain_chat() -> None:
     assert ROWS["SmolLM2"][1] == ("`plain`", "yes", "no", "no")
 
 
-def test_the_readme_says_the_same() -> None:
+def test_the_table_of_files_and_drafters_says_the_same() -> None:
     named: list[str] = []
-    for models, _, chats, _ in table("README.md", "models"):
+    for models, _, chats, _ in table("docs/families.md", "models"):
         names = re.sub(r" \([^)]*\)", "", models).split(", ")
         parts = []
         for i, what in ((2, "thinking"), (3, "calls")):

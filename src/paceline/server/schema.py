@@ -1,7 +1,7 @@
 """What clients may send, fields of other servers' dialects among them (server/foreign.py says what those mean).
 
 A field that is not here is kept as an extra one, and unknown.py tells the client that it was ignored. Fields that
-change nothing and come with every request of some client say "accepted and ignored"; docs/server-reference.md lists them all.
+change nothing and come with every request of some client say "accepted and ignored". docs/server-reference.md lists all.
 """
 
 from __future__ import annotations
