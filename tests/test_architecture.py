@@ -28,7 +28,6 @@ MAY_IMPORT = {
     "tree": set(),
     "soft_tokens": set(),
     "child": set(),
-    "lazy": set(),
     "turns": set(),
     "machine": set(),
     "sampling": {"ops"},
@@ -146,7 +145,6 @@ BASE = {
     "tree",
     "soft_tokens",
     "child",
-    "lazy",
     "turns",
     "machine",
 }
@@ -263,34 +261,78 @@ def too_large(path: Path) -> Iterator[str]:
             yield f"{function.name} has {len(own)} parameters"
 
 
-def modules_of(tree: ast.AST, modules: dict[str, Path]) -> set[str]:
-    """The modules of ours that a file imports, in functions too, but for what only type checkers read."""
+MODULES = {
+    ".".join(p.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in FILES
+}
+
+
+def modules_of(tree: ast.AST) -> set[str]:
+    """The modules of ours that a file imports, in functions and for type checkers too."""
     seen: set[str] = set()
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             within = {f"{node.module}.{a.name}" for a in node.names}
-            seen |= within & modules.keys() or {node.module} & modules.keys()
+            seen |= within & MODULES.keys() or {node.module} & MODULES.keys()
         elif isinstance(node, ast.Import):
-            seen |= {a.name for a in node.names} & modules.keys()
-        waiting += ast.iter_child_nodes(node)
+            seen |= {a.name for a in node.names} & MODULES.keys()
     return seen
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Each module's imports. `paceline` itself only names what it hands out, and is left out."""
+    imports = {name: modules_of(parse(path)) - {name, "paceline"} for name, path in MODULES.items()}
+    return {name: needs for name, needs in imports.items() if name != "paceline"}
 
 
 def test_no_circles() -> None:
     """Neither between rooms nor inside one: modules can be sorted so that each imports only what comes before it."""
-    modules = {
-        ".".join(p.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): p
-        for p in FILES
-    }
-    left = {name: modules_of(parse(path), modules) - {name} for name, path in modules.items()}
+    left = dict(graph())
     while free := {name for name, needs in left.items() if not needs & left.keys()}:
         for name in free:
             del left[name]
     assert not left, f"these import each other, directly or over others: {sorted(left)}"
+
+
+NAMED_ELSEWHERE = ("paceline.cli", "paceline.models.families", "paceline.text.formats")  # one of a kind each
+
+
+def test_no_module_is_a_fragment_of_another() -> None:
+    """A module of less than 40 lines that one other imports belongs into that one."""
+    recipes = [modules_of(ast.parse(p.read_text(encoding="utf-8"))) for p in (ROOT / "recipes").rglob("*.py")]
+    fragments = {}
+    for name, path in MODULES.items():
+        few = path.read_text(encoding="utf-8").count("\n") < 40 and path.name != "__init__.py"
+        if few and not name.startswith(NAMED_ELSEWHERE):
+            users = [other for other, needs in graph().items() if name in needs]
+            if len(users) + sum(name in needs for needs in recipes) == 1:
+                fragments[name] = users
+    assert not fragments
+
+
+MIXED_NAMES = ("row", "span", "how", "talk", "asked")  # what tuples of several things used to be called
+
+
+def test_no_parameter_is_a_tuple_of_several_things() -> None:
+    wrong = []
+    for path in FILES:
+        for function in functions(parse(path)):
+            a = function.args
+            for argument in (*a.posonlyargs, *a.args, *a.kwonlyargs):
+                if argument.annotation is not None and carries_several(argument.annotation, argument.arg):
+                    wrong.append(f"{path.relative_to(SOURCE)}: {function.name}({argument.arg})")
+    assert not wrong, "make a small dataclass or a NamedTuple of it"
+
+
+def carries_several(annotation: ast.expr, name: str) -> bool:
+    """Whether it is a tuple of things of several types, or any under a name that says nothing."""
+    if isinstance(annotation, ast.BinOp):  # | None
+        return carries_several(annotation.left, name) or carries_several(annotation.right, name)
+    if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) != "tuple":
+        return False
+    parts = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+    kinds = {ast.unparse(part) for part in parts} - {"..."}
+    return len(kinds) > 1 or (name in MIXED_NAMES and ast.unparse(parts[-1]) != "...")
 
 
 def test_no_room_of_models_is_crowded() -> None:

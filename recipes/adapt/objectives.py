@@ -71,7 +71,7 @@ def one_run(
     method = GemmaAssistant()
     start = method.start(teacher, data[0], a.assistant or init, seed)
     folder = a.work / "runs" / f"{name}-{seed}"
-    run = Run(start.module, teacher, data, options, folder)
+    run = Run(start.module, teacher, *data, options, folder)
     history = run.go().state.history
     start.config["use_ordered_embeddings"] = False
     export(

@@ -81,8 +81,8 @@ def engine_of(place: Place, wanted: Wanted) -> tuple[Engine, str]:
         quantize=wanted.kind if wanted.kind in ("int8", "int4") else None, draft_tokens=4,
     )  # fmt: skip
     if not place.dry and wanted.layers is None:
-        sizes = cache, free_memory(place.torch)
-        check_memory(SHAPES[wanted.shape], wanted.kind, sizes, drafter=True, gpu=place.torch.type != "cpu")
+        on_gpu, free = place.torch.type != "cpu", free_memory(place.torch)
+        check_memory(SHAPES[wanted.shape], wanted.kind, cache, free, drafter=True, gpu=on_gpu)
     runner, arithmetic = pick_runner(config, place.torch)
     pair = Pair(parse_gemma(fields), assistant_of(fields, SHAPES[wanted.shape] in SMALL), wanted.network)
     parts = random_parts(pair, wanted.kind, config, runner)

@@ -10,7 +10,8 @@ Importing this package is cheap: torch is loaded with the first model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from paceline.core import Completion, Delta, SamplingParams, Stats, TokenLogprob
 from paceline.errors import (
@@ -24,7 +25,6 @@ from paceline.errors import (
     UsageError,
     WeightsError,
 )  # fmt: skip
-from paceline.lazy import attributes
 
 if TYPE_CHECKING:
     from paceline.async_llm import AsyncLLM
@@ -36,4 +36,11 @@ __all__ = [
     "PromptError", "RequestFailed", "SamplingParams", "Stats", "TokenLogprob", "UsageError", "WeightsError",
     "__version__",
 ]  # fmt: skip
-__getattr__ = attributes(__name__, LLM="paceline.llm", AsyncLLM="paceline.async_llm")
+_LATER = {"LLM": "paceline.llm", "AsyncLLM": "paceline.async_llm"}  # torch comes with them
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose modules are imported when they are first used (PEP 562)."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

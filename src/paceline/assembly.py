@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -53,14 +53,25 @@ from paceline.startup import Pair, Startup, start_up
 from paceline.suggest import check_memory, costs_too_much, suggestions
 from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
 from paceline.text.formats.choose import load_tokenizer
-from paceline.text.tokenizer import Tokenizer
-from paceline.text.words import Words
+from paceline.text.tokenizer import Tokenizer, Words
 from paceline.tree import Shape
 
 Say = Callable[[str], None]
 DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
 SUGGESTED = 2  # drafters that are named at most where none was asked for
 FLOATS = ("float32", "bfloat16", "float16")
+
+
+class DrafterChoice(NamedTuple):
+    """The drafter of an engine."""
+
+    kind: str
+    source: Path | None  # its folder or file, None for one without weights
+    why: str  # for people
+
+    def info(self) -> dict[str, Any]:
+        source = str(self.source) if self.source else None
+        return {"drafter": self.kind, "drafter_path": source, "drafter_reason": self.why}
 
 
 def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
@@ -83,20 +94,21 @@ def _chats(config: EngineConfig, tokenizer: Tokenizer, path: Path) -> bool:
 
 def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     device = _device_and_threads(config)
-    path, (kind, source, why) = find_models(config)
+    path, choice = find_models(config)
+    kind, source = choice.kind, choice.source
     beside = check_gpu(config, path, source, free_memory(device)) if device.type == "cuda" else 0
     adapter = find_adapter(config, path, say)
     tokenizer = load_tokenizer(path, config.chat_format, config.chat_template)
     team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
     runner, arithmetic = team.over(*pick_runner(config, device, team.group, say))
     target = load_share(config, path, adapter, runner, team.shard)
-    net = _load_network(config, (kind, source), target)
+    net = _load_network(config, choice, target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     team.meet(target)
     cache = make_cache(target, config, 1.0 / team.ranks, beside)
     _compare(tokenizer, target, config.max_model_len, say)
-    _announce(config, (kind, source, why), (path, arithmetic), say)
-    drafters = _load_drafters(tokenizer, config, (kind, source), target, cache, net)
+    _announce(config, choice, path, arithmetic, say)
+    drafters = _load_drafters(tokenizer, config, choice, target, cache, net)
     parts = EngineParts(
         target=target,
         cache=cache,
@@ -115,7 +127,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     info: dict[str, Any] = {
         "target": str(path),
         "adapter": None if adapter is None else str(adapter.folder),
-        **_choice_info(kind, source, why),
+        **choice.info(),
         "draft_tree": config.draft_tree,
         "verify": config.verify,
         "device": str(device),
@@ -186,10 +198,6 @@ def _files_info(path: Path, target: GraphTarget) -> dict[str, Any]:
     return {"dtype": dtype, "sampling": read_defaults(path).given(), "files": describe_files(path, dtype)}
 
 
-def _choice_info(kind: str, source: Path | None, why: str) -> dict[str, Any]:
-    return {"drafter": kind, "drafter_path": str(source) if source else None, "drafter_reason": why}
-
-
 def _tree(config: EngineConfig, kind: str, drafters: dict[str, Drafter], cache: KVCache) -> Shape | None:
     """The shape of drafts that branch, with room for them in the cache. Raises UsageError."""
     if config.draft_tree is None:
@@ -216,10 +224,8 @@ def _compare(tokenizer: Tokenizer, target: Target, asked: int | None, say: Say) 
         )
 
 
-def _announce(
-    config: EngineConfig, choice: tuple[str, Path | None, str], loaded: tuple[Path, str], say: Say
-) -> None:
-    (kind, source, why), (path, arithmetic) = choice, loaded
+def _announce(config: EngineConfig, choice: DrafterChoice, path: Path, arithmetic: str, say: Say) -> None:
+    kind, source, why = choice
     said = "the bundled one" if source in (bundled("assistant"), bundled("draft")) else why
     unasked = ", which draft_tokens=0 never asks" if source is not None and config.draft_tokens == 0 else ""
     say(f"target {config.target} · drafter {kind} ({said}){unasked} · {arithmetic}")
@@ -254,8 +260,8 @@ def find_adapter(config: EngineConfig, target: Path, say: Say) -> Adapter | None
     return adapter
 
 
-def find_models(config: EngineConfig) -> tuple[Path, tuple[str, Path | None, str]]:
-    """The target's folder and the drafter (as `choose_drafter`), both checked before the weights of either.
+def find_models(config: EngineConfig) -> tuple[Path, DrafterChoice]:
+    """The target's folder and the drafter, both checked before the weights of either.
 
     What is on the hub is checked by its configs and headers before it is downloaded. Raises UsageError and LoadError.
     """
@@ -266,15 +272,15 @@ def find_models(config: EngineConfig) -> tuple[Path, tuple[str, Path | None, str
 
         try:
             target = look(config.target, "target")
-            check_models(target, choose_drafter(config, target, look)[1])
+            check_models(target, choose_drafter(config, target, look).source)
         except LoadError as error:
             raise type(error)(as_named(str(error), Path(scratch))) from error
     target = resolve(config.target, "target")
     choice = choose_drafter(config, target)
-    check_models(target, choice[1])
+    check_models(target, choice.source)
     device = pick_device(config.device)
-    if device.type == "cpu" and choice[1] is not None:
-        check_memory(target, choice[1], free_memory(device))
+    if device.type == "cpu" and choice.source is not None:
+        check_memory(target, choice.source, free_memory(device))
     return target, choice
 
 
@@ -293,13 +299,13 @@ def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str
 def _load_drafters(
     tokenizer: Tokenizer,
     config: EngineConfig,
-    choice: tuple[str, Path | None],
+    choice: DrafterChoice,
     target: GraphTarget,
     cache: KVCache,
     network: GraphNet | None,
 ) -> dict[str, Drafter]:
     """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
-    kind, source = choice
+    kind, source = choice.kind, choice.source
     drafters: dict[str, Drafter] = {"ngram": NgramDrafter(words=Words(tokenizer))}
     if network is not None:
         name = kind.partition("+")[0]
@@ -319,18 +325,18 @@ def _load_drafters(
 
 def choose_drafter(
     config: EngineConfig, target: Path, find: Callable[[str | Path, Role], Path] = resolve
-) -> tuple[str, Path | None, str]:
-    """(kind, folder, why). `find` makes a folder of a name. Raises UsageError when what was asked for is not there."""
+) -> DrafterChoice:
+    """`find` makes a folder of a name. Raises UsageError when what was asked for is not there."""
     name = config.drafter
     if name in ("none", "ngram", *registry.LOOKAHEAD) or name in registry.third_party():
-        return name, None, "as asked"
+        return DrafterChoice(name, None, "as asked")
     if name == "auto":
         found, why = find_assistant(target, read_config(target))
         if found is None:
-            return "ngram", None, why
+            return DrafterChoice("ngram", None, why)
         broken = why_not_together(target, found)
         if broken is not None:
-            return "ngram", None, f"the drafter beside the target cannot be used: {broken}"
+            return DrafterChoice("ngram", None, f"the drafter beside the target cannot be used: {broken}")
         return _named(found, target, why)
     if name.partition("+")[0] in KINDS:
         found, why = find_assistant(target, read_config(target))
@@ -340,23 +346,23 @@ def choose_drafter(
             raise UsageError(
                 f"drafter={name!r}, but {why}; or name the folder or hub id of one that fits as the drafter"
             )
-        return name, found, why
+        return DrafterChoice(name, found, why)
     if name in ("model", "model+ngram"):
         if config.target != "demo":
             raise UsageError(
                 f"drafter={name!r} needs a draft model: name its folder or hub id as the drafter"
             )
-        return name, bundled("draft"), "the bundled draft model"
+        return DrafterChoice(name, bundled("draft"), "the bundled draft model")
     folder = find(name, "assistant")
     return _named(folder, target, "as asked")
 
 
-def _named(source: Path, target: Path, why: str) -> tuple[str, Path, str]:
-    """(kind, folder, why), which says where a draft model has another vocabulary."""
+def _named(source: Path, target: Path, why: str) -> DrafterChoice:
+    """Says where a draft model has another vocabulary."""
     kind = kind_of(source, target)
     if kind is None and not same_vocabulary(source, target):
         why += "; of another vocabulary, so it drafts by the text"
-    return f"{kind or 'model'}+ngram", source, why
+    return DrafterChoice(f"{kind or 'model'}+ngram", source, why)
 
 
 def _draft_model(source: Path, config: EngineConfig, target: GraphTarget, tokenizer: Tokenizer) -> Drafter:
@@ -379,11 +385,9 @@ def _draft_model(source: Path, config: EngineConfig, target: GraphTarget, tokeni
     return TranslatedDrafter(model, cache, Tokenizer.load(source), tokenizer)
 
 
-def _load_network(
-    config: EngineConfig, choice: tuple[str, Path | None], target: GraphTarget
-) -> GraphNet | None:
+def _load_network(config: EngineConfig, choice: DrafterChoice, target: GraphTarget) -> GraphNet | None:
     """The network that reads hidden states of the target, of which it takes some weights, before they are packed."""
-    kind, source = choice
+    kind, source = choice.kind, choice.source
     if kind in registry.third_party():
         target.tap(registry.third_party_taps(kind))
     if source is None or kind.partition("+")[0] not in KINDS:

@@ -12,9 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from paceline.audit.audit import EXIT, Audit, Plan, Report, judge, to_text
+from paceline.audit.audit import EXIT, PROMPTS, Audit, Plan, Report, judge, to_text
 from paceline.audit.client import Endpoint, tokens_of
-from paceline.audit.prompts import PROMPTS
 from paceline.check.chi2 import compare_samples
 from paceline.cli.audit import command
 from paceline.errors import UsageError

@@ -152,8 +152,8 @@ def test_what_does_not_fit_is_refused_with_the_sum_before_anything_is_made(
     assert "24.7 GB of weights" in str(result.exception)
     assert "8.0 GB are free" in str(result.exception)
     with pytest.raises(PacelineError, match="use --quantize int8"):
-        check_memory("gemma-4-12b", "bfloat16", (10**9, 16 * 10**9), drafter=True)
-    check_memory("gemma-4-12b", "int4", (10**9, 16 * 10**9), drafter=True)
+        check_memory("gemma-4-12b", "bfloat16", 10**9, 16 * 10**9, drafter=True)
+    check_memory("gemma-4-12b", "int4", 10**9, 16 * 10**9, drafter=True)
     assert set(shapes.SMALL) < set(TARGETS)
 
 

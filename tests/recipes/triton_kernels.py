@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
+from paceline.ops.losses import Hybrid
 from paceline.train.objectives import GREEDY_SHARE, HYBRID_DECAY, USED_AT, Laws, shaped
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "recipes" / "smollm2"))
@@ -47,7 +48,7 @@ def check_loss(kernels: Any) -> None:
     laws = Laws(given, torch.log_softmax(logits, -1), rows, given.argmax(-1))
     loss = shaped(laws) * weights
     (wanted,) = torch.autograd.grad(loss.sum(), logits)
-    shape = USED_AT, GREEDY_SHARE, HYBRID_DECAY
+    shape = Hybrid(USED_AT, GREEDY_SHARE, HYBRID_DECAY)
     value, gradient = kernels.shaped(logits.detach(), log_p, rows, weights, shape)
     torch.testing.assert_close(value, loss.detach(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-5)

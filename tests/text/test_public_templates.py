@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from paceline.chat.messages import plain as plain_messages
 from paceline.chat.messages import unfinished
 from paceline.errors import PromptError, UsageError
-from paceline.media.talk import opened
+from paceline.media.prompts import opened
 from paceline.server.asking import given_of
 from paceline.server.schema import Message
 from paceline.text.chat import ChatTemplate

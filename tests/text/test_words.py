@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.hub.resolve import bundled
-from paceline.text.tokenizer import Tokenizer
-from paceline.text.words import Words
+from paceline.text.tokenizer import Tokenizer, Words
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 from paceline.train import Text, pack
 from paceline.train.data import DataReport, encode_records, parse_record, read_records
 from paceline.train.encoding import TargetEncoder
-from paceline.train.regenerate import regenerate
+from paceline.train.selfwritten import regenerate
 from paceline.train.windows import batch_rows, split
 
 CHAT = [

@@ -99,7 +99,7 @@ def test_what_is_done_beside_the_updates_is_told_as_it_goes(pair: tuple[Path, Pa
     method = GemmaAssistant(HeadOptions("centroid", clusters=12, recall=0.9))
     teacher = method.teacher(pair[0])
     start = method.start(teacher, windows(6, 0), pair[1], 0)
-    run = Run(start.module, teacher, (windows(6, 0), windows(3, 1)), OPTIONS, tmp_path / "run")
+    run = Run(start.module, teacher, windows(6, 0), windows(3, 1), OPTIONS, tmp_path / "run")
     hooks = Hooks(phase=lambda name, done, of: said.append((name, done, of)))
     assert carry_out(run, method, hooks) is not None
     names = list(dict.fromkeys(name for name, _, _ in said))

@@ -26,7 +26,7 @@ def windows(count: int, seed: int = 0) -> Windows:
 def make(pair: tuple[Path, Path], folder: Path, **changes: object) -> Run:
     module, _, _ = load_module(pair[1])
     options = TrainOptions(**(TINY | changes))  # type: ignore[arg-type]
-    return Run(module, GemmaAssistant().teacher(pair[0]), (windows(7), windows(2, 1)), options, folder)
+    return Run(module, GemmaAssistant().teacher(pair[0]), windows(7), windows(2, 1), options, folder)
 
 
 def test_training_raises_held_out_acceptance(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from paceline.audit.client import TOP, Answer, Endpoint
 from paceline.audit.compare import Divergence, certain, divergence, logprob_gap
-from paceline.audit.prompts import PROMPTS, QUESTIONS, SAMPLED
 from paceline.check.chi2 import Fit, compare_samples
 
 Verdict = Literal["lossless", "lossless up to near-ties", "not lossless", "features differ", "cannot tell"]
@@ -36,6 +35,38 @@ FEATURES: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.2, "temperature": 0.7, "seed": 3},
     "stop": {"stop": ["."]},
 }
+
+
+PROMPTS = (
+    "The capital of Australia is",
+    "Q: Why is the sky blue?\nA:",
+    "def fibonacci(n):\n    ",
+    "Once upon a time, in a small village by the sea,",
+    "List the planets of the solar system:\n1. Mercury\n2.",
+    "Translate to French: The cat sleeps on the chair.\nFrench:",
+    "import json\n\ndef read_config(path):\n",
+    "The three distributions of thermodynamics are",
+    "Dear Sir or Madam,\n\nI am writing to",
+    '{"name": "Ada", "born": 1815, "known_for": [',
+    "Zutaten für einen Apfelkuchen:\n-",
+    "SELECT name, COUNT(*) FROM orders",
+    "A haiku about autumn:\n",
+    "日本の首都は",
+    "Step by step: 17 * 24 =",
+    "for i in range(10):\n    print(i)\nfor i in range(10):\n",
+    "In 1969, humans first",
+    "The difference between a list and a tuple in Python is",
+    "<ul>\n  <li>One</li>\n  <li>Two</li>\n",
+    "To be, or not to be,",
+)
+
+QUESTIONS = (
+    "What is in this picture?",
+    "Which colours does it have, from the top to the bottom?",
+)  # of a picture
+
+# Sampled texts: every second token is one of three or four, and both networks and n-gram lookup draft here.
+SAMPLED = "red, green, blue, red, blue, green, red, green, blue, green, red, blue, red, green,"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +230,7 @@ class Audit:
                 for side in (self.url, self.url, self.against, self.against)
             )
             stable = mine.text == again.text and theirs.text == theirs_again.text
-            difference = _feature(name, mine, theirs, (stable, self.plan.near_tie))
+            difference = _feature(name, mine, theirs, stable, self.plan.near_tie)
             if difference:
                 self.report.features[name] = difference
 
@@ -216,9 +247,8 @@ def fit_words(one: Seq[str], other: Seq[str]) -> Fit:
     return min(fits, key=lambda fit: (fit.p_value, fit.detectable))
 
 
-def _feature(name: str, mine: Answer, theirs: Answer, how: tuple[bool, float]) -> str:
+def _feature(name: str, mine: Answer, theirs: Answer, stable: bool, near_tie: float) -> str:
     """What differs under one parameter; empty if nothing does, or nothing that the sides' own noise does not explain."""
-    stable, near_tie = how
     if mine.ok != theirs.ok:
         who, bad = ("the audited side", mine) if theirs.ok else ("the reference", theirs)
         return f"refused by {who} only ({bad.status}: {bad.error})"

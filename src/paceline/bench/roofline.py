@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.models.target import GraphTarget
 from paceline.ops.recording import Code, RecordingOps
+from paceline.ops.records import ExpertMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,7 @@ def weight_bytes(target: GraphTarget) -> int:
         for node in ops.nodes:
             if node.code is Code.EMBED:
                 continue
-            of_each = sum([weight.nbytes for weight in node.weights])
-            active = node.integers[0] if node.code is Code.EXPERTS else 1
-            assert isinstance(active, int)
-            total += of_each * active / (len(node.weights) if node.code is Code.EXPERTS else 1)
+            size = sum(weight.nbytes for weight in node.weights)
+            record = node.record
+            total += size * record.top_k / len(node.weights) if isinstance(record, ExpertMatrix) else size
     return round(total)

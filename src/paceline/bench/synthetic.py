@@ -56,8 +56,8 @@ def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, A
         raise UsageError("--shape is computed by one process: leave --tensor-parallel out")
     device = pick_device(config.device)
     kind: WeightKind = config.quantize or ("float32" if config.dtype == "float32" else "bfloat16")
-    sizes = config.cache_memory or CACHE, free_memory(device)
-    check_memory(shape, kind, sizes, drafter=drafter != "none", gpu=device.type != "cpu")
+    cache, free = config.cache_memory or CACHE, free_memory(device)
+    check_memory(shape, kind, cache, free, drafter=drafter != "none", gpu=device.type != "cpu")
     runner, arithmetic = pick_runner(config, device)
     say(f"SYNTHETIC {shape}: random weights ({kind}), acceptance {said(chances)} · {arithmetic}")
     parts = random_parts(

@@ -14,7 +14,7 @@ from paceline.chat.messages import plain, text_of, unfinished
 from paceline.chat.repairs import rendered
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
-from paceline.media.talk import opened, prompt_of
+from paceline.media.prompts import opened, prompt_of
 from paceline.text.chat import ChatTemplate, TemplateUnusable
 from paceline.text.formats.base import SWITCHES, ChatFormat
 from paceline.text.formats.choose import format_of

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 from uuid import uuid4
 
 import torch
@@ -62,14 +63,14 @@ def measure(
     state = subject.engine.state
     tree, state.tree = state.tree, None  # a clean start drafts chains
     try:
-        _measure(subject, (texts, length), noise_floor, out)
+        _measure(subject, texts, length, noise_floor, out)
     finally:
         state.tree = tree
     return out
 
 
-def _measure(subject: Subject, size: tuple[int, int], noise_floor: float, out: Results) -> None:
-    texts, length = size
+def _measure(subject: Subject, texts: int, length: int, noise_floor: float, out: Results) -> None:
+    """Of so many texts at once, of so many tokens each."""
     for name, drafter in of(subject).items():
         out[name] = Compared()
         params = SamplingParams(max_tokens=length, ignore_eos=True, drafter=name, draft_tokens=4)
@@ -79,7 +80,9 @@ def _measure(subject: Subject, size: tuple[int, int], noise_floor: float, out: R
                 outputs = play(subject, [(p, params) for p in prompts], scene)
             for prompt, output in zip(prompts, outputs, strict=True):
                 with over(partial(_where, subject, params, "1 text from a clean start", prompt)):
-                    _compare(subject, drafter, (prompt, output.tokens, output.drafts), out[name], noise_floor)
+                    _compare(
+                        subject, drafter, Story(prompt, output.tokens, output.drafts), out[name], noise_floor
+                    )
 
 
 def _where(subject: Subject, params: SamplingParams, batch: str, prompt: Seq[int]) -> Where:
@@ -87,9 +90,12 @@ def _where(subject: Subject, params: SamplingParams, batch: str, prompt: Seq[int
     return {"drafter": asked, "batch": batch, "temperature": "0", "prompt": subject.excerpt(prompt)}
 
 
-Story = tuple[
-    Seq[int], list[int], list[tuple[int, list[int]]]
-]  # prompt, answer, (answer tokens before, draft)
+class Story(NamedTuple):
+    """A text that was written with drafts."""
+
+    prompt: Seq[int]
+    answer: list[int]
+    drafts: list[tuple[int, list[int]]]  # (tokens of the answer before it, a draft)
 
 
 def _compare(subject: Subject, drafter: Drafter, story: Story, out: Compared, noise_floor: float) -> None:

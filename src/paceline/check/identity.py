@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -104,9 +104,8 @@ def compare(
                 return score
             done = _play(subject, scene, batch)
             for (case, params), output in zip(batch, done, strict=True):
-                score.divergence = compare_one(
-                    subject, case, (params, scene, len(batch)), output, noise_floor
-                )
+                again = Again(params, scene, len(batch))
+                score.divergence = compare_one(subject, case, again, output, noise_floor)
                 if score.divergence is not None:
                     return score
                 score.add(subject, case, params, output)
@@ -167,7 +166,12 @@ def _batches(subject: Subject, cases: Seq[Case], chapter: int) -> Iterator[tuple
         each, turn = each[size:], turn + 1
 
 
-Again = tuple[SamplingParams, Scene, int]  # how a text was asked for again, and beside how many
+class Again(NamedTuple):
+    """How a text was asked for again."""
+
+    params: SamplingParams
+    scene: Scene
+    batch: int  # texts at once
 
 
 def compare_one(

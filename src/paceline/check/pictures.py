@@ -170,7 +170,7 @@ def _chapter(subject: Subject, chapter: int, end: float, noise_floor: float, see
         with _chunked(subject, chunk, batch[0][0].prompt) as rows, over(lambda batch=batch: _where(batch)):  # type: ignore[misc]
             done = play(subject, [(one.prompt, params) for one, params in batch], scene)
         for (one, params), told in zip(batch, done, strict=True):
-            seen.divergence = _difference(subject, one, (params, scene), told, noise_floor)
+            seen.divergence = _difference(subject, one, params, scene, told, noise_floor)
             if seen.divergence is not None:
                 return
             _count(seen, one, told, rows)
@@ -251,7 +251,7 @@ def _count(seen: Seen, one: Asked, told: Output, rows: int) -> None:
 
 
 def _difference(
-    subject: Subject, one: Asked, where: tuple[SamplingParams, Scene], told: Output, noise_floor: float
+    subject: Subject, one: Asked, params: SamplingParams, scene: Scene, told: Output, noise_floor: float
 ) -> Divergence | None:
     mine, other = one.told.tokens, told.tokens
     if mine == other and not told.error and one.told.text == told.text:
@@ -259,7 +259,6 @@ def _difference(
     at = next(
         (i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other))
     )
-    params, scene = where
     drafter = f"{params.drafter} drafting {params.draft_tokens}"
     name = f"{one.name}, {drafter}, temperature {params.temperature:g}, {scene.name}"
     return Divergence(

@@ -86,7 +86,7 @@ def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Output
             if scene.churn and step % 5 == 1 and not all(one.finish for one in output):
                 engine.cancel(unrelated)
                 unrelated = f"unrelated-{step}"
-                engine.add(unrelated, *_unrelated(requests[step % len(requests)], step), scene.salt)
+                engine.add(unrelated, *_unrelated(*requests[step % len(requests)], step), scene.salt)
             elif all(one.finish for one in output):
                 engine.cancel(unrelated)
             for delta in engine.step():
@@ -99,9 +99,8 @@ def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Output
     return output
 
 
-def _unrelated(request: Request, step: int) -> tuple[list[int], SamplingParams]:
+def _unrelated(prompt: Seq[int], params: SamplingParams, step: int) -> tuple[list[int], SamplingParams]:
     """A text that shares half a prompt, and then goes its own way."""
-    prompt, params = request
     half = len(prompt) // 2 + 1
     ends = replace(params, max_tokens=8 + step % 20, min_tokens=0, seed=step)
     return [*prompt[:half], *prompt[: half // 2 + 1]], ends

@@ -31,7 +31,7 @@ def fuse(entries: dict[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> 
             parts = tuple(entries[one] for one in names if one in entries)
             fits = len(parts) == len(names) and len({(part.dtype, part.shape) for part in parts}) == 1
             if fits and len(parts[0].shape) > axis:  # a scale has an axis less
-                entries[name] = _stacked(name, parts, (shape[0], axis))
+                entries[name] = _stacked(name, parts, shape[0], axis)
                 for one in names:
                     del entries[one]
                 break
@@ -49,9 +49,9 @@ def _layouts(at: str, stack: str, count: int) -> Iterator[tuple[list[str], int]]
     yield [f"{at}.{stack}.weight"], 1
 
 
-def _stacked(name: str, parts: tuple[Entry, ...], how: tuple[int, int]) -> Entry:
-    """`how`: the number of experts, and the axis."""
-    first, (count, axis) = parts[0], how
+def _stacked(name: str, parts: tuple[Entry, ...], count: int, axis: int) -> Entry:
+    """A stack of `count` experts, whose parts are laid along `axis`."""
+    first = parts[0]
     rows = first.shape[axis] * (len(parts) if axis else len(parts) // count)
     shape = (first.shape[0] if axis else count, rows, *first.shape[axis + 1 :])
     return Entry(name, first.file, first.dtype, shape, sum(part.nbytes for part in parts), parts, axis)

@@ -38,7 +38,7 @@ def put_in_order(entries: dict[str, Entry], folder: Path) -> None:
                 and entry.make is None
                 and (found := order_of(name, entry.shape)) is not None
             ):
-                _see_floats(entries, name, found)
+                _see_floats(entries, name, *found)
     for name in [name for name in entries if ROUTER[0] in name]:
         entries[name.replace(*ROUTER)] = entries.pop(name)
 
@@ -58,8 +58,8 @@ def order_of(name: str, shape: tuple[int, ...]) -> tuple[str, Callable[[Tensor],
     return None
 
 
-def _see_floats(entries: dict[str, Entry], name: str, found: tuple[str, Callable[[Tensor], Tensor]]) -> None:
-    new, order = found
+def _see_floats(entries: dict[str, Entry], name: str, new: str, order: Callable[[Tensor], Tensor]) -> None:
+    """See the tensor `name` as `new`, put in order."""
     entry = entries.pop(name)
     shape = entry.shape if len(entry.shape) == 2 else (entry.shape[0], entry.shape[2], entry.shape[1])
     entries[new] = Entry(new, entry.file, entry.dtype, shape, entry.nbytes, (entry,), make=order)

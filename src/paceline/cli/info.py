@@ -135,7 +135,7 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     troubles = [trouble for one in found for trouble in one.unsupported] + troubles
     seen = Seen(found, drafter, device, arithmetic, pages, text, troubles)
     if not found[0].unsupported and device.type == "cpu":
-        _judge(seen, config, outlook, (folder, runner, measure))
+        _judge(seen, config, outlook, folder, runner, measure)
     return seen
 
 
@@ -209,13 +209,14 @@ def _plan(seen: Seen, config: EngineConfig, outlook: Outlook, card: int | None, 
         seen.next = outlook.next(config, folder, seen.fits, seen.free)
 
 
-def _judge(seen: Seen, config: EngineConfig, outlook: Outlook, how: tuple[Path, Runner, bool]) -> None:
+def _judge(
+    seen: Seen, config: EngineConfig, outlook: Outlook, folder: Path, runner: Runner, measure: bool
+) -> None:
     """Add whether it fits and how fast it is, and what to type next."""
     from paceline.capacity import free_memory
     from paceline.forecast.estimate import fits, ways
     from paceline.models.config import parse_target, read_config
 
-    folder, runner, measure = how
     parsed = parse_target(read_config(folder))
     seen.free = free_memory(seen.device)
     if measure:

@@ -154,11 +154,11 @@ def command(
         shown = _files(llm, chat, images, sounds)
         if prompt is None:
             freeze_objects()
-            talk = _conversation(loaded, said, (chat, system, when_full == "refuse"), show)
+            talk = _conversation(loaded, said, chat, system, when_full == "refuse", show)
             _converse(talk, shown, _question(chat))
         else:
             content = _content(prompt, shown) if shown else prompt
-            _write(llm, (content, chat, system), said, show)
+            _write(llm, content, chat, system, said, show)
 
 
 def _say(line: str) -> None:
@@ -252,11 +252,10 @@ def names_a_model(word: str) -> bool:
 
 
 def _conversation(
-    loaded: Loaded, said: dict[str, Any], talk: tuple[bool, str | None, bool], show: Show
+    loaded: Loaded, said: dict[str, Any], chat: bool, system: str | None, refuse: bool, show: Show
 ) -> Conversation:
     from paceline.cli.conversation import Conversation
 
-    chat, system, refuse = talk
     conversation = Conversation(
         loaded.llm, said, chat=chat, system=system, drafts=show.drafts, refuse=refuse, loaded=loaded
     )
@@ -323,11 +322,10 @@ def _named(content: list[dict[str, Any]], place: int) -> str:
     return "standard input" if isinstance(given, bytes) else str(given)
 
 
-def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], show: Show) -> None:
+def _write(llm: LLM, prompt: Any, chat: bool, system: str | None, said: dict[str, Any], show: Show) -> None:
     """Write one text to standard output. A chat may be as long as the context."""
     from paceline.cli.writing import LOSSY, Painter, Piece, stats_lines, why
 
-    prompt, chat, system = asked
     turn = _turn(llm, prompt, system, said) if chat else None
     if turn is None:
         ids, params = llm.tokenizer.encode(prompt), llm.params(**said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from paceline.control.cost_model import CostModel
 
@@ -55,7 +56,7 @@ def allocate(
         for option in options
         for position, survival in enumerate(option.survival)
     ]
-    found.sort(key=_order)
+    found.sort(key=itemgetter(0, 1, 2))
     steps = costs.steps(batch.rows, len(found), True)
     prices = {
         option.drafter: costs.draft_cost(option.drafter) for option in options if option.drafter is not None
@@ -108,10 +109,6 @@ def best_of(
 
 def _rate(way: Allocation) -> float:
     return way.rate
-
-
-def _order(entry: tuple[float, int, int, str | None, Sequence[int]]) -> tuple[float, int, int]:
-    return entry[:3]
 
 
 def least_survival(batch: Batch, more: int, costs: CostModel) -> float:

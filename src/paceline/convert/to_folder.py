@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.defaults import read_defaults
-from paceline.checkpoints.gguf.projector import Projector
+from paceline.checkpoints.gguf.projector import MEDIA_TEXTS, Projector
 from paceline.checkpoints.gguf.source import GgufCheckpoint
 from paceline.checkpoints.interleaved import GATE_UP_BIAS, stored_as
 from paceline.checkpoints.spellings import own
-from paceline.convert.around import config_around, name_inside
 from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.errors import UsageError
 from paceline.models.families.qwen3_5 import GGUF_LAYOUT
@@ -211,3 +210,27 @@ def _begin_with(token: str, token_id: int | None) -> dict[str, Any]:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+_BOTH = ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def config_around(text: Mapping[str, Any], towers: Projector, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The config.json of both, of that of the language model."""
+    kind, name = ("gemma4_unified", "Gemma4Unified") if towers.unified else ("gemma4", "Gemma4")
+    inner = dict(text) | {"model_type": f"{kind}_text"}
+    if not text.get("hidden_size_per_layer_input"):  # no file says it: rows of a picture see each other
+        inner["use_bidirectional_attention"] = "vision"
+    ids = {field: tokenizer.token_id(shown) for field, shown in MEDIA_TEXTS.items()}
+    return {
+        "model_type": kind, "architectures": [f"{name}ForConditionalGeneration"], "text_config": inner,
+        "vision_config": towers.vision | {"model_type": f"{kind}_vision"} if towers.vision else None,
+        "audio_config": towers.audio | {"model_type": f"{kind}_audio"} if towers.audio else None,
+        **{field: found for field, found in ids.items() if found is not None},
+        **{field: text[field] for field in _BOTH if field in text},
+    }  # fmt: skip
+
+
+def name_inside(key: str) -> str:
+    """What a tensor of a language model is called with towers around it."""
+    return key.replace("model.", "model.language_model.", 1) if key.startswith("model.") else key

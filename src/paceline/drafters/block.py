@@ -12,7 +12,7 @@ from paceline.drafters.base import DraftContext, take_round
 from paceline.drafters.states import MemoryDrafter, joined
 from paceline.kv.cache import KVCache
 from paceline.models.base import rows_of
-from paceline.models.drafters.base import BlockNet, ChainedNet
+from paceline.models.drafters.base import BlockNet, ChainedNet, PathNet
 from paceline.ops.base import ChainStart
 from paceline.ops.uploads import upload
 
@@ -119,3 +119,25 @@ class ChainedBlockDrafter(BlockDrafter):
         tokens, device = upload(numbers[0], self.net.device), self.net.device
         positions, slots = (upload(values, device, torch.int32) for values in numbers[1:])
         return tokens, positions, slots
+
+
+class PathDrafter(BlockDrafter):
+    net: PathNet
+
+    def _pick(self, context: DraftContext, active: list[int], states: torch.Tensor) -> None:
+        picker, steps = context.picker, len(states) // len(active)
+        scores, projected = self.net.logits(states), self.net.projected(states)
+        last = {b: context.sequences[b].tokens[-1] for b in active}
+        begin = {b: i * steps for i, b in enumerate(active)}
+        for step in range(steps):
+            best = [picker.best(b, scores[begin[b] + step], self.net.top_k) for b in active]
+            logits = [
+                own + self.net.follows(last[b], projected[begin[b] + step], ids)
+                for b, (own, ids) in zip(active, best, strict=True)
+            ]
+            candidates = torch.stack([ids for _, ids in best]).to(scores.device)
+            tokens = picker.pick(active, step, torch.stack(logits).to(scores.device), candidates)
+            last = dict(zip(active, tokens, strict=True))
+            active = picker.go_on([b for b in active if step + 1 < context.limits[b]], step)
+            if not active:
+                break

@@ -12,10 +12,9 @@ from typing import Any, cast
 
 from paceline.checkpoints.foreign import KINDS
 from paceline.drafters.base import Drafter
-from paceline.drafters.block import BlockDrafter, ChainedBlockDrafter
+from paceline.drafters.block import BlockDrafter, ChainedBlockDrafter, PathDrafter
 from paceline.drafters.chain import ChainDrafter
 from paceline.drafters.heads import HeadsDrafter
-from paceline.drafters.path import PathDrafter
 from paceline.drafters.slots import SlotsDrafter
 from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError, shown

@@ -349,7 +349,7 @@ class StateDrafter(EntryDrafter):
         slots = [self.cache.slot(s.id) for s in sequences]
         lead = self.net.lead(rows, last)
         start = RoundStart(tokens, positions, slots, self.net.ids, moves=True, lead=lead)
-        if not self._round(context, active, start, (states, rules)):
+        if not self._round(context, active, start, states, rules):
             return False
         self._took(sequences, rows, tail)
         return True
@@ -365,21 +365,22 @@ class StateDrafter(EntryDrafter):
         slots = [self.cache.slot(text.id) for text in texts]
         places = [len(text.tokens) - 1 for text in texts]
         start = RoundStart([0] * len(texts), places, slots, self.net.ids, moves=True, first=logits)
-        return self._round(context, active, start, (hidden, rules))
+        return self._round(context, active, start, hidden, rules)
 
     def _round(
         self,
         context: DraftContext,
         active: list[int],
         start: RoundStart,
-        how: tuple[torch.Tensor, list[Rule]],
+        states: torch.Tensor,
+        rules: list[Rule],
     ) -> bool:
-        """`how`: the states that it begins with, and the rule of each row."""
+        """`states`: what it begins with; a rule for each row."""
         stops = []
         for b in active:
             stop, limit = context.picker.stop(b), context.limits[b]
             stops.append(stop if stop.limit <= limit else stop._replace(limit=limit))
-        drawn = self.net.draft_round(start, how[0], self.cache, how[1], stops)
+        drawn = self.net.draft_round(start, states, self.cache, rules, stops)
         if drawn is None:
             return False
         take_round(context.picker, active, drawn)

@@ -5,6 +5,7 @@ states of them, `on_verify` with the target's tokens at all rows of a draft, ref
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,15 @@ from paceline.models.base import rows_of
 from paceline.models.drafters.base import FINAL
 
 T = TypeVar("T", Kept, Seen)
-_Rows = tuple[int, int, list[int] | None]  # (first row of a text, how many are kept, what is kept of a tree)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of one text in a step."""
+
+    start: int  # the first of them
+    count: int  # how many are kept
+    path: list[int] | None  # what is kept of a tree
 
 
 def notify(
@@ -37,7 +46,7 @@ def notify(
             drafter = state.drafter_of(request)
             if count and drafter is not None and drafter.taps and request.sequence.id in state.requests:
                 committed.append(
-                    (request, drafter, _kept(state, drafter, request, states, (start, count, path)))
+                    (request, drafter, _kept(state, drafter, request, states, _Rows(start, count, path)))
                 )
         _call(guard.on_commit, committed)
     verified: list[tuple[RequestState, Drafter, Seen]] = []
@@ -52,7 +61,7 @@ def _kept(
     state: EngineState, drafter: Drafter, request: RequestState, states: tuple[torch.Tensor, ...], rows: _Rows
 ) -> Kept:
     """What the drafter is given of the kept rows."""
-    start, count, path = rows
+    start, count, path = rows.start, rows.count, rows.path
     places = [0 if tap == FINAL else 1 + state.target.tapped.index(tap) for tap in drafter.taps]
     first = request.sequence.committed - count
     if path is None:

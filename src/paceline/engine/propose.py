@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposal, StopRule, heat_of
@@ -116,7 +117,7 @@ def _look_up(state: EngineState, plan: StepPlan, at: list[int], rows: list[PlanR
     if not asked:
         return out
     stops = [Stop(min(rows[j].room, drafter.max_tokens) if rows[j].draft_tokens != 0 else 0) for j in asked]
-    draft = _ask(state, drafter, plan, [at[j] for j in asked], (stops, [], None))
+    draft = _ask(state, drafter, plan, _Asked([at[j] for j in asked], stops))
     if draft is not None:
         for j, tokens, confidence in zip(asked, draft.tokens, draft.confidence, strict=True):
             out[j] = tokens, confidence
@@ -135,8 +136,8 @@ def _ask_networks(
         begin = time.perf_counter()
         rows = [at[j] for j in own]
         stops = [_stop(wanted.rows[j], wanted.stop) for j in own]
-        how = stops, [wanted.rows[j].tree for j in own], [hidden[b] for b in rows]
-        draft = _ask(state, state.drafters[name], plan, rows, how)
+        asked = _Asked(rows, stops, [wanted.rows[j].tree for j in own], [hidden[b] for b in rows])
+        draft = _ask(state, state.drafters[name], plan, asked)
         plan.seconds[name] = time.perf_counter() - begin
         for n, b in enumerate(rows):
             if draft is None:
@@ -150,24 +151,27 @@ def _stop(planned: PlannedRow, rule: StopRule) -> Stop:
     return Stop(planned.limit, planned.chance[1:], planned.worth, rule.price, rule.call)
 
 
-def _ask(
-    state: EngineState,
-    drafter: Drafter,
-    plan: StepPlan,
-    rows: list[int],
-    how: tuple[list[Stop], list[Shape | None], list[bool] | None],
-) -> Draft | None:
-    """What a drafter proposes for some rows, checked; None if it failed, and then it is not asked again for them.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """For which rows of a plan a drafter is asked, and what is said of each of them."""
 
-    `how`: where each row ends, how it may branch (empty: not), and whether it has a hidden state (None: nobody asks).
-    """
-    stops, trees, has_hidden = how
+    rows: list[int]
+    stops: list[Stop]  # where its draft ends
+    trees: list[Shape | None] = field(default_factory=list)  # how it may branch; empty: not
+    has_hidden: list[bool] = field(
+        default_factory=list
+    )  # the target's state of its last token; empty: nobody asks
+
+
+def _ask(state: EngineState, drafter: Drafter, plan: StepPlan, asked: _Asked) -> Draft | None:
+    """What a drafter proposes, checked; None if it failed, and then it is not asked again for these rows."""
+    rows, stops = asked.rows, asked.stops
     requests, limits = [plan.requests[b] for b in rows], [stop.limit for stop in stops]
     states = state.hidden if drafter.needs_hidden else None
-    picker = StepPicker(requests, stops, state.target.vocab_size, trees)
+    picker = StepPicker(requests, stops, state.target.vocab_size, asked.trees)
     context = DraftContext(
         [request.sequence for request in requests], limits, [plan.slots[b] for b in rows], states,
-        has_hidden or [False] * len(rows), state.cache, picker,
+        asked.has_hidden or [False] * len(rows), state.cache, picker,
     )  # fmt: skip
     try:
         draft = ask(drafter, context)

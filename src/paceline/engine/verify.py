@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 
@@ -50,8 +51,7 @@ def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: lis
     for b, first in spans:
         request, tokens = plan.requests[b], draft.tokens[b]
         span = slice(first, first + len(tokens) + 1)
-        q = draft.q[b] if draft.q is not None else None
-        found = _verdict(state, request, (tokens, draft.tree(b), q), (choice, shaping, span))
+        found = _verdict(state, request, draft, b, _Span(choice, shaping, span))
         verdict = found if sound else _sound(found, choice.ok[span], tokens)
         if verdict is None:
             out.keep[b] = 0
@@ -112,14 +112,19 @@ def _sound(verdict: Verdict, ok: Seq[bool], tokens: list[int]) -> Verdict | None
     return Verdict(end - 1, tokens[verdict.places[end - 1]], path) if end else None
 
 
-def _verdict(
-    state: EngineState,
-    request: RequestState,
-    row: tuple[list[int], list[int] | None, Seq[torch.Tensor | None] | None],
-    span: tuple[Choice, list[LogitRow], slice],
-) -> Verdict:
-    """Of one row: its draft, the parents of a tree, what its tokens were drawn from; `span` are its rows of logits."""
-    (tokens, parents, q), (choice, shaping, own) = row, span
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The rows of logits of one row of a plan."""
+
+    choice: Choice
+    shaping: list[LogitRow]
+    own: slice  # of both
+
+
+def _verdict(state: EngineState, request: RequestState, draft: Draft, b: int, span: _Span) -> Verdict:
+    """Of row b of a step."""
+    choice, shaping, own = span.choice, span.shaping, span.own
+    tokens, parents = draft.tokens[b], draft.tree(b)
     first = shaping[own.start]
     if state.forced is not None:
         deep = len(tokens) if parents is None else trunk(parents)
@@ -132,7 +137,7 @@ def _verdict(
     p = distribution(choice.shaped[own], shaping[own])  # [k + 1, V]
     if request.rule == "typical":
         return verify_typical(p, choice.tokens[own], tokens, first.params, parents)
-    q = q or [None] * len(tokens)
+    q = (draft.q[b] if draft.q is not None else None) or [None] * len(tokens)
     noise = uniforms(request.sequence.seed, first.position, len(tokens))
     if request.rule == "block":
         return verify_block(p, q, tokens, noise)

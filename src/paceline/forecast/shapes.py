@@ -168,10 +168,9 @@ def need_of(name: str, kind: WeightKind, drafter: bool, tables: bool = False) ->
 
 
 def check_memory(
-    name: str, kind: WeightKind, sizes: tuple[int, int], *, drafter: bool, gpu: bool = False
+    name: str, kind: WeightKind, cache: int, free: int, *, drafter: bool, gpu: bool = False
 ) -> None:
-    """Raise CapacityError with the sum unless it fits. `sizes`: (bytes for K/V, bytes that are free)."""
-    cache, free = sizes
+    """Raise CapacityError with the sum unless it fits. `cache`: bytes for K/V, `free`: bytes that are free."""
     weights = need_of(name, kind, drafter, gpu)
     room = weights // 20 + (1 << 29)  # matrices are turned into tiles one by one; activations
     if weights + cache + room <= free:

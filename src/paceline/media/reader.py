@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,6 +51,21 @@ class _Ready:
     decoding: float = 0.0  # seconds
 
 
+class _File(NamedTuple):
+    """A file that was sent. Clients that do not share a cache have salts of their own."""
+
+    salt: str
+    digest: bytes  # SHA-256
+    budget: int  # of soft tokens, -1: there is none
+
+
+class _Place(NamedTuple):
+    """Where soft tokens are kept."""
+
+    salt: str
+    key: int  # of the content
+
+
 class TooLong(PromptError):
     """The context does not hold the prompt."""
 
@@ -75,9 +90,8 @@ class MediaReader:
         self._seeing: VisionTower | None = None
         self._listening: AudioTower | None = None
         self._lock, self._loading, self._working = threading.Lock(), threading.Lock(), threading.Lock()
-        self._store: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
-        # (salt, digest of a file, budget) -> key of its content
-        self._known: dict[tuple[str, bytes, int], int] = {}
+        self._store: OrderedDict[_Place, torch.Tensor] = OrderedDict()
+        self._known: dict[_File, int] = {}  # the key of its content
         self._texts = {kind: tokenizer.token_text(ids.placeholder) for kind, ids in tokens.items()}
 
     @property
@@ -238,7 +252,7 @@ class MediaReader:
         tower = self.vision()
         cut = self._cut(item, tower)
         data = of_any(item.source, item.where or "the picture")
-        file = salt, hashlib.sha256(data).digest(), cut.budget
+        file = _File(salt, hashlib.sha256(data).digest(), cut.budget)
         known = self._remembered(item, file, tower.together)
         if known is not None:
             return known
@@ -251,15 +265,15 @@ class MediaReader:
         count = (pixels.height // cut.side) * (pixels.width // cut.side)
         return _Ready(item, key, count, lambda: self.turns.run(tower.slices(values)), tower.together)
 
-    def _remembered(self, item: MediaItem, file: tuple[str, bytes, int], together: bool) -> _Ready | None:
+    def _remembered(self, item: MediaItem, file: _File, together: bool) -> _Ready | None:
         """An item by its file alone, if its soft tokens are kept: nothing is decoded."""
-        salt = file[0]
         with self._lock:
             key = self._known.get(file, -1)
-            known = self._store.get((salt, key))
+            place = _Place(file.salt, key)
+            known = self._store.get(place)
             if known is None:
                 return None
-            self._store.move_to_end((salt, key))
+            self._store.move_to_end(place)
         return _Ready(item, key, len(known), lambda: known, together, True)
 
     def _sound(self, item: MediaItem, salt: str) -> _Ready:
@@ -268,7 +282,7 @@ class MediaReader:
             samples = prepared(*item.source)
         else:
             data = of_any(item.source, item.where or "the sound")
-            file = salt, hashlib.sha256(data).digest(), -1
+            file = _File(salt, hashlib.sha256(data).digest(), -1)
             known = self._remembered(item, file, False)
             if known is not None:
                 return known
@@ -291,16 +305,16 @@ class MediaReader:
         with self._working:  # one at a time, first come, first served
             torch.set_num_threads(self._threads)  # one that began during a step has only itself
             with self._lock:
-                known = self._store.get((salt, one.key))
+                known = self._store.get(_Place(salt, one.key))
             vectors = one.encode() if known is None else known
         if not bool(torch.isfinite(vectors).all()):
             raise PromptError(f"{one.item.where or one.item.kind}: the tower gives no numbers (NaN) for it")
         with self._lock:
-            self._keep((salt, one.key), vectors)
+            self._keep(_Place(salt, one.key), vectors)
         return vectors, known is not None
 
-    def _keep(self, key: tuple[str, int], vectors: torch.Tensor) -> None:
-        self._store[key] = vectors
+    def _keep(self, place: _Place, vectors: torch.Tensor) -> None:
+        self._store[place] = vectors
         while sum(one.nbytes for one in self._store.values()) > KEPT_BYTES and len(self._store) > 1:
             self._store.popitem(last=False)
         if len(self._known) > 4096:

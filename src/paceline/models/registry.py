@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from paceline.checkpoints.loading import Tensors, Transform, Weights
-from paceline.errors import PairError
+from paceline.errors import PairError, WeightsError
 from paceline.kv.store import stored_as
 from paceline.models.config import parse_target, read_config, suppressed_ids
 from paceline.models.drafters.base import FINAL
-from paceline.models.drafters.finite import FiniteWeights
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.drafters.networks import plan_network
 from paceline.models.drafters.state_net import GraphNet
@@ -23,7 +23,7 @@ from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.inspection import Inspection, inspect
 from paceline.models.shards import Shard, sharded, split_of
 from paceline.models.target import GraphTarget
-from paceline.ops.base import Runner
+from paceline.ops.base import Runner, Weight
 from paceline.ops.reference import EagerRunner
 
 __all__ = [
@@ -34,6 +34,25 @@ __all__ = [
     "load_network",
     "load_target",
 ]
+
+
+class FiniteWeights(Weights):
+    def vector(self, name: str) -> Tensor:
+        data = super().vector(name)
+        self._check(name, data)
+        return data
+
+    def _weight(self, name: str, data: Tensor, scale: Tensor | None) -> Weight:
+        self._check(name, data if scale is None else scale)
+        return super()._weight(name, data, scale)
+
+    def _check(self, name: str, data: Tensor) -> None:
+        """Raises WeightsError."""
+        if data.is_floating_point() and not bool(data.isfinite().all()):
+            raise WeightsError(
+                f"{self.folder}: the drafter's {name} holds values that are not finite: download or train it again, "
+                "or use the drafter ngram"
+            )
 
 
 def load_target(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from paceline.errors import UsageError
@@ -9,17 +11,27 @@ from paceline.ops import native
 from paceline.ops.binding import address
 
 
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """The constants of an objective that weighs KL against total variation."""
+
+    temperature: float
+    greedy: float  # weight of the most likely token
+    decay: float  # of the weight of KL
+
+
 def hybrid_loss(
     logits: torch.Tensor,
     log_p: torch.Tensor,
-    at: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    constants: tuple[float, float, float],
+    row: torch.Tensor,
+    best: torch.Tensor,
+    weights: torch.Tensor,
+    shape: Hybrid,
 ) -> torch.Tensor:
     """Values [n] of an objective that weighs KL against total variation, see native/losses.h; logits [n, C] become their
-    gradient. log_p [L, C], all float32; `at`: which row of it each meets [n] and the most likely token of each row [L],
-    int64, -1 for none, and weights [n]. `constants`: 1 / temperature, weight of the most likely token, decay.
+    gradient. log_p [L, C], all float32; `row`: which of them each meets [n]; `best`: the most likely token of each [L],
+    -1 for none, both int64; weights [n].
     """
-    row, best, weights = at
     count, columns = logits.shape
     values = torch.empty(count)
     if not count:
@@ -39,7 +51,7 @@ def hybrid_loss(
             address(best, torch.int64, len(log_p), "best"),
             address(weights, torch.float32, count, "weights"),
         ),
-        constants,
+        (1.0 / shape.temperature, shape.greedy, shape.decay),
         values.data_ptr(),
     )
     return values

@@ -30,9 +30,11 @@ from paceline.ops.base import ChainStart, Drawn, Graph, Group, RoundStart, Rule,
 from paceline.ops.binding import address, bind_cache, refusal
 from paceline.ops.extension import extension
 from paceline.ops.grids import all_grids
+from paceline.ops.native_operands import operands
 from paceline.ops.native_rounds import Rounds, chain_round
 from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule, shared_work
+from paceline.ops.records import Gather
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
@@ -243,13 +245,9 @@ class Plan:
         matrices = [self._matrix(node, weight) for weight in node.weights]
         if node.code is Code.LINEAR:
             self.matrices += matrices
-        self.program.add(
-            int(node.code),
-            values,
-            matrices,
-            [i if isinstance(i, int) else self._vector(i) for i in node.integers],
-            node.number,
-        )
+        given = operands(node.record)
+        words = [word if isinstance(word, int) else self._vector(word) for word in given.words]
+        self.program.add(int(node.code), values, matrices, words, given.number)
 
     def _matrix(self, node: Node, loaded: Weight) -> Matrix:
         shape = loaded.out_features, loaded.in_features
@@ -257,7 +255,7 @@ class Plan:
             weight = usable(loaded)
             self._alive.append(weight.data)
             return weight.data.data_ptr(), self._vector(weight.scale), *shape, KINDS[weight.kind]
-        cluster = int(node.integers[0]) if node.code is Code.GATHER else 0  # type: ignore[arg-type]
+        cluster = node.record.size if isinstance(node.record, Gather) else 0
         shared, key = self._shared, (id(loaded), cluster)
         if key not in shared.packed:
             found = tiles(_extension(), loaded, cluster, shared.arena, shared.exact)

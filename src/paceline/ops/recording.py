@@ -15,7 +15,9 @@ from enum import IntEnum
 import torch
 
 from paceline.errors import UsageError
+from paceline.ops import records
 from paceline.ops.base import DeltaRule, Experts, Gate, Growth, Value, Weight
+from paceline.ops.records import Record, Sees
 
 
 class Code(IntEnum):
@@ -51,14 +53,13 @@ class Symbol:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One op. `integers` hold tensors where the op wants their address."""
+    """One op."""
 
     code: Code
     inputs: list[Symbol]
     outputs: list[Symbol]
     weights: list[Weight] = field(default_factory=list)
-    integers: list[int | torch.Tensor | None] = field(default_factory=list)
-    number: float = 0.0
+    record: Record | None = None
     after: list[Node] = field(default_factory=list)  # ops that must run first though no symbol says so
 
 
@@ -84,7 +85,9 @@ class RecordingOps:
 
     def embed(self, tokens: Value, table: Weight, scale: float) -> Value:
         assert tokens is self._tokens, "only the rows' own tokens can be embedded"
-        return self._note(Code.EMBED, [], [table.in_features], weights=[table], number=scale)[0]
+        return self._note(Code.EMBED, [], [table.in_features], weights=[table], record=records.Embed(scale))[
+            0
+        ]
 
     def linear(self, x: Value, weight: Weight, bias: torch.Tensor | None = None) -> Value:
         assert x.width == weight.in_features, f"{x.width} columns for a weight of {weight.in_features}"
@@ -93,13 +96,13 @@ class RecordingOps:
         if bias is None:
             return y
         assert bias.numel() == y.width, f"{y.width} columns for a bias of {bias.numel()}"
-        return self._note(Code.BIAS, [y], [y.width], integers=[bias])[0]
+        return self._note(Code.BIAS, [y], [y.width], record=records.Bias(bias))[0]
 
     def _reduce(self, y: Symbol, weight: Weight) -> Symbol:
         return self._note(Code.REDUCE, [y], [y.width])[0] if weight.partial else y
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
-        return self._note(Code.NORM, [x], [x.width], integers=[groups, weight], number=eps)[0]
+        return self._note(Code.NORM, [x], [x.width], record=records.Norm(groups, weight, eps))[0]
 
     def rotary(
         self,
@@ -109,13 +112,11 @@ class RecordingOps:
         factor: float = 1.0,
         growth: Growth | None = None,
     ) -> Value:
-        numbers: list[int | torch.Tensor | None] = [heads, inv_freq, 2 * len(inv_freq)]
-        if growth is not None:
-            numbers += [growth.every, growth.factors, len(growth.factors)]
-        return self._note(Code.ROTARY, [x], [x.width], integers=numbers, number=factor)[0]
+        record = records.Rotary(heads, inv_freq, factor, growth)
+        return self._note(Code.ROTARY, [x], [x.width], record=record)[0]
 
     def store_kv(self, layer: int, k: Value, v: Value | None) -> None:
-        self._note(Code.STORE, [k] if v is None else [k, v], [], integers=[layer])
+        self._note(Code.STORE, [k] if v is None else [k, v], [], record=records.Store(layer))
         self._stores[layer] = self.nodes[-1]
 
     def attention(
@@ -128,19 +129,19 @@ class RecordingOps:
         latent: int | None = None,
     ) -> Value:
         width = q.width if latent is None else heads * latent
-        return self._attend(q, [layer, heads, -1 if window is None else window, int(sees_itself)], width)
+        sees = Sees.ITSELF if sees_itself else Sees.BEFORE
+        return self._attend(q, width, records.Attention(layer, heads, window, sees))
 
     def sink_attention(self, q: Value, layer: int, window: int | None, sinks: torch.Tensor) -> Value:
-        numbers = [layer, len(sinks), -1 if window is None else window, 1]
-        return self._attend(q, numbers, q.width, sinks.float())
+        record = records.Attention(layer, len(sinks), window, Sees.ITSELF, sinks.float())
+        return self._attend(q, q.width, record)
 
     def block_attention(self, q: Value, layer: int, heads: int, window: int | None = None) -> Value:
-        return self._attend(q, [layer, heads, -1 if window is None else window, 2], q.width)
+        return self._attend(q, q.width, records.Attention(layer, heads, window, Sees.RUN))
 
-    def _attend(self, q: Value, numbers: list[int], width: int, sinks: torch.Tensor | None = None) -> Value:
-        layer = numbers[0]
-        after = [self._stores[layer]] if layer in self._stores else []
-        return self._note(Code.ATTENTION, [q], [width], integers=[*numbers, sinks], after=after)[0]
+    def _attend(self, q: Value, width: int, record: records.Attention) -> Value:
+        after = [self._stores[record.layer]] if record.layer in self._stores else []
+        return self._note(Code.ATTENTION, [q], [width], record=record, after=after)[0]
 
     def add(self, x: Value, y: Value) -> Value:
         return self._note(Code.ADD, [x, y], [x.width])[0]
@@ -149,7 +150,7 @@ class RecordingOps:
         return self._note(Code.MUL, [x, y], [x.width])[0]
 
     def scale(self, x: Value, factor: float) -> Value:
-        return self._note(Code.SCALE, [x], [x.width], number=factor)[0]
+        return self._note(Code.SCALE, [x], [x.width], record=records.Factor(factor))[0]
 
     def gelu(self, x: Value) -> Value:
         return self._note(Code.GELU, [x], [x.width])[0]
@@ -159,23 +160,22 @@ class RecordingOps:
         return self._note(GATED[activation], [gate, up], [up.width])[0]
 
     def delta_rule(self, qkv: Value, b: Value, a: Value, layer: int, rule: DeltaRule) -> Value:
-        heads, kernel = rule.value_heads, len(rule.conv)
-        sizes = [layer, rule.key_heads, heads, rule.key_dim, rule.value_dim, kernel]
-        tensors = [rule.conv, rule.dt_bias, rule.decay, int(rule.tiled)]
-        (out,) = self._note(Code.DELTA, [qkv, b, a], [heads * rule.value_dim], integers=[*sizes, *tensors])
-        self.nodes.append(Node(Code.KEEP, [qkv, b, a], [], integers=[layer], after=[self.nodes[-1]]))
+        width = rule.value_heads * rule.value_dim
+        (out,) = self._note(Code.DELTA, [qkv, b, a], [width], record=records.Delta(layer, rule))
+        kept = records.Store(layer)
+        self.nodes.append(Node(Code.KEEP, [qkv, b, a], [], record=kept, after=[self.nodes[-1]]))
         return out
 
     def block_conv(self, x: Value, mix: Value, base: torch.Tensor) -> Value:
-        return self._note(Code.BLOCK_CONV, [x, mix], [x.width], integers=[len(base), base])[0]
+        return self._note(Code.BLOCK_CONV, [x, mix], [x.width], record=records.BlockConv(base))[0]
 
     def short_conv(self, x: Value, layer: int, taps: torch.Tensor, bias: torch.Tensor | None) -> Value:
         self.store_kv(layer, x, None)
-        numbers, after = [layer, len(taps), taps, bias], [self._stores[layer]]
-        return self._note(Code.CONVOLVE, [], [x.width], integers=numbers, after=after)[0]
+        record, after = records.Convolve(layer, taps, bias), [self._stores[layer]]
+        return self._note(Code.CONVOLVE, [], [x.width], record=record, after=after)[0]
 
     def softcap(self, x: Value, cap: float) -> Value:
-        return self._note(Code.SOFTCAP, [x], [x.width], number=cap)[0]
+        return self._note(Code.SOFTCAP, [x], [x.width], record=records.Factor(cap))[0]
 
     def columns(self, x: Value, start: int, stop: int) -> Value:
         assert 0 <= start < stop <= x.width
@@ -191,28 +191,23 @@ class RecordingOps:
         top_k, hidden = experts.top_k, expert_input.width
         inner = experts.down[0].in_features
         (route,) = self._note(
-            Code.ROUTE, [router_input], [2 * top_k], weights=[experts.router],
-            number=-1.0 if experts.eps is None else experts.eps,
-            integers=[
-                top_k, experts.router_scale, experts.expert_scale, int(experts.renormalize), experts.choice_bias,
-                experts.groups, experts.kept_groups, experts.router_bias, int(experts.softmax),
-            ],
-        )  # fmt: skip
+            Code.ROUTE, [router_input], [2 * top_k], weights=[experts.router], record=records.Route(experts)
+        )
         up = self._note(
             Code.EXPERTS,
             [route, expert_input],
             [top_k * inner],
             weights=list(experts.gate_up),
-            integers=[top_k, 0, int(GATED[experts.activation]), experts.gate_up_bias],
+            record=records.ExpertMatrix(top_k, 0, experts.activation, experts.gate_up_bias),
         )[0]
         down = self._note(
             Code.EXPERTS,
             [route, up],
             [top_k * hidden],
             weights=list(experts.down),
-            integers=[top_k, inner, 0, experts.down_bias],
+            record=records.ExpertMatrix(top_k, inner, None, experts.down_bias),
         )[0]
-        (mixed,) = self._note(Code.MIX, [route, down], [hidden], integers=[top_k])
+        (mixed,) = self._note(Code.MIX, [route, down], [hidden], record=records.Mix(top_k))
         return self._reduce(mixed, experts.down[0])
 
     def per_head(self, x: Value, weights: Seq[Weight], beside: Value | None = None) -> Value:
@@ -238,9 +233,11 @@ class RecordingOps:
             raise UsageError("the centroid head's token ordering must be int64 with one entry per token")
         scores = self.linear(x, centroids)
         chosen, ids = Symbol(top_k), Symbol(top_k * size, integer=True)
-        self.nodes.append(Node(Code.TOP_CLUSTERS, [scores], [chosen, ids], integers=[ordering, size]))
+        self.nodes.append(
+            Node(Code.TOP_CLUSTERS, [scores], [chosen, ids], record=records.TopClusters(ordering, size))
+        )
         (logits,) = self._note(
-            Code.GATHER, [x, chosen], [top_k * size], weights=[head], integers=[size, top_k]
+            Code.GATHER, [x, chosen], [top_k * size], weights=[head], record=records.Gather(size, top_k)
         )
         return ids, logits
 

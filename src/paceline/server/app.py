@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline import __version__
 from paceline.core import SamplingParams
@@ -27,7 +28,6 @@ from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.embeddings import add_embeddings
 from paceline.server.errors import ApiError, as_api_error
-from paceline.server.heads import Heads
 from paceline.server.infill import add_infill
 from paceline.server.llama import add_llama
 from paceline.server.ollama import add_ollama
@@ -57,6 +57,21 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": answers.ErrorAnswer}
     for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 500, 503, 504)
 }
+
+
+class Heads:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
 def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastAPI:

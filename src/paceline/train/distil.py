@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from paceline.train.calibration import Calibration
+from paceline.train.calibration import Calibration, calibrate
 from paceline.train.checkpoint import write_atomic
 from paceline.train.export import export
-from paceline.train.finish import judge
-from paceline.train.loop import Hooks, Report, Run, RunResult
+from paceline.train.loop import Hooks, Report, Run, RunResult, observe_held
 from paceline.train.methods import GemmaAssistant, Method
 from paceline.train.methods.base import Exported, Init
 from paceline.train.options import TrainOptions
 from paceline.train.parallel import DraftModule
-from paceline.train.rounds import Acceptance
+from paceline.train.rounds import Acceptance, summarise
 from paceline.train.windows import Windows
 
 RUN_FOLDER = "run"
@@ -54,7 +54,7 @@ def distil(
     """
     teacher = recipe.method.teacher(Path(target), "cpu")
     start = recipe.method.start(teacher, train, recipe.init, recipe.options.seed)
-    run = Run(start.module, teacher, (train, held), recipe.options, Path(out) / RUN_FOLDER)
+    run = Run(start.module, teacher, train, held, recipe.options, Path(out) / RUN_FOLDER)
     done = carry_out(run, recipe.method, Hooks(report=report or (lambda entry: None)))
     assert done is not None, "nobody asks this run to stop"
     exported = Exported(start.config, recipe.options.draft_tokens, start.dtype, Path(target))
@@ -91,3 +91,11 @@ def write_history(folder: Path, result: RunResult) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+def judge(
+    run: Run, module: DraftModule, phase: Callable[[int, int], None]
+) -> tuple[Acceptance, Calibration | None]:
+    """Held-out acceptance, and what the drafter's confidence is worth."""
+    seen = observe_held(module, run.teacher, run.held, run.options, phase, running=True)
+    return summarise(seen), calibrate(seen)

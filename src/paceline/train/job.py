@@ -26,8 +26,7 @@ from paceline.train.export import export, publish
 from paceline.train.loop import Hooks, Run
 from paceline.train.methods.base import Exported, Start
 from paceline.train.options import TrainOptions
-from paceline.train.regenerate import regenerate
-from paceline.train.selfwritten import OwnTexts
+from paceline.train.selfwritten import OwnTexts, regenerate
 from paceline.train.windows import Text, Windows, pack, split
 from paceline.train.written import GROUP, Done, Write, Writer, write_all
 
@@ -138,7 +137,7 @@ def make_run(job: Job, train: Windows, held: Windows) -> tuple[Run, Start]:
     """Load target and drafter, ready to train. Raises LoadError and PairError."""
     teacher = job.recipe.method.teacher(job.target, job.device)
     start = job.recipe.method.start(teacher, train, job.recipe.init, job.options.seed)
-    return Run(start.module, teacher, (train, held), job.options, job.out / RUN_FOLDER), start
+    return Run(start.module, teacher, train, held, job.options, job.out / RUN_FOLDER), start
 
 
 def run_job(job: Job, hooks: Hooks) -> Outcome | None:

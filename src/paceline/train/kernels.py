@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.ops.losses import Hybrid
+
 
 @triton.jit
 def _shaped(z_at, log_p_at, row_at, weight_at, value_at, grad_at, count, temperature, greedy, decay,
@@ -47,17 +49,18 @@ def shaped(
     log_p: torch.Tensor,
     rows: torch.Tensor,
     weights: torch.Tensor,
-    shape: tuple[float, float, float],
+    shape: Hybrid,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(weighted losses [M], gradient [M, C] in the logits' dtype) of logits [M, C] against log_p [L, C] at `rows` [M].
 
-    shape: temperature, share of the greedy case, decay of KL's weight. A row is held in registers.
+    A row is held in registers.
     """
     value = torch.empty(len(logits), device=logits.device)
     grad = torch.empty_like(logits)
     count = logits.shape[1]
     block = triton.next_power_of_2(count)
     _shaped[(len(logits),)](
-        logits, log_p, rows, weights, value, grad, count, *shape, BLOCK=block, num_warps=16
-    )
+        logits, log_p, rows, weights, value, grad, count, shape.temperature, shape.greedy, shape.decay,
+        BLOCK=block, num_warps=16,
+    )  # fmt: skip
     return value, grad

@@ -130,13 +130,14 @@ class Run:
         self,
         module: DraftModule,
         teacher: Teacher,
-        data: tuple[Windows, Windows],
+        train: Windows,
+        held: Windows,
         options: TrainOptions,
         folder: Path,
     ) -> None:
-        """data: windows to train on, windows held out."""
+        """`train`: windows to train on, `held`: held out."""
         self.module, self.teacher, self.options, self.folder = module, teacher, options, folder
-        self.train, self.held = data
+        self.train, self.held = train, held
         self.optimizers = make_optimizers(module, options)
         self.plan = Plan(
             find_objective(options.objective),
@@ -146,7 +147,7 @@ class Run:
             options.anchors,
         )
         self.state = RunState(
-            "-".join((options.fingerprint, *(w.fingerprint for w in data), weights_hash(module)))
+            "-".join((options.fingerprint, train.fingerprint, held.fingerprint, weights_hash(module)))
         )
         self.best = self._copy()
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.ops import native
-from paceline.ops.losses import hybrid_loss
+from paceline.ops.losses import Hybrid, hybrid_loss
 from paceline.train.objectives import GREEDY_SHARE, HYBRID_DECAY, USED_AT, Laws, Objective, hybrid, shaped
 
 CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, C] float32
@@ -84,10 +84,10 @@ class HeadLoss(torch.autograd.Function):
         return by_states * grads[0], None if by_head is None else by_head * grads[0], None
 
 
-# What our kernel needs of an objective: 1 / temperature, weight of the most likely token, decay of the weight of KL.
-KERNELS: Mapping[Objective, tuple[float, float, float]] = {
-    shaped: (1.0 / USED_AT, GREEDY_SHARE, HYBRID_DECAY),
-    hybrid: (1.0, 0.0, HYBRID_DECAY),
+# What our kernels need of an objective.
+KERNELS: Mapping[Objective, Hybrid] = {
+    shaped: Hybrid(USED_AT, GREEDY_SHARE, HYBRID_DECAY),
+    hybrid: Hybrid(1.0, 0.0, HYBRID_DECAY),
 }
 
 
@@ -102,15 +102,13 @@ def value_and_gradient(task: Task, part: slice, logits: torch.Tensor) -> tuple[t
     if task.objective is shaped and logits.is_cuda and logits.shape[1] <= MOST_CANDIDATES:
         from paceline.train import kernels
 
-        shape = USED_AT, GREEDY_SHARE, HYBRID_DECAY
-        value, grad = kernels.shaped(
-            logits, scored.log_p, scored.row[part].contiguous(), weights.float(), shape
-        )
+        row = scored.row[part].contiguous()
+        value, grad = kernels.shaped(logits, scored.log_p, row, weights.float(), KERNELS[shaped])
         return value.sum(), grad
     if logits.device.type == "cpu" and logits.dtype != torch.float64 and on_kernels(task.objective):
-        at = scored.row[part].contiguous(), scored.best, weights.float().contiguous()
-        grad = logits.float().contiguous()
-        value = hybrid_loss(grad, scored.log_p, at, KERNELS[task.objective]).sum()
+        row, grad = scored.row[part].contiguous(), logits.float().contiguous()
+        shape, by_row = KERNELS[task.objective], weights.float().contiguous()
+        value = hybrid_loss(grad, scored.log_p, row, scored.best, by_row, shape).sum()
         return value, grad.to(logits.dtype)
     logits.requires_grad_()
     with torch.enable_grad():

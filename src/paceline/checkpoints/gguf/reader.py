@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,15 @@ def is_gguf(path: Path) -> bool:
             return file.read(4) == b"GGUF"
     except (OSError, ValueError):
         return False
+
+
+class _Header(NamedTuple):
+    """A tensor in the file's table."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int  # a key of `TYPES`
+    offset: int  # bytes from the start of the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +328,7 @@ class _File:
                 _wrong(self.path, f"the tensor {_named(name)} has {dims} dimensions, not 1 to {MOST_DIMS}")
             shape = tuple(self.number("Q", at + 4 + 8 * i) for i in reversed(range(dims)))
             at += 4 + 8 * dims
-            entries.append((name, shape, self.number("I", at), self.number("Q", at + 4)))
+            entries.append(_Header(name, shape, self.number("I", at), self.number("Q", at + 4)))
             at += 12
             self.need(at)
         alignment = 32
@@ -328,10 +337,10 @@ class _File:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             _wrong(self.path, f"general.alignment is {alignment!r}, not a power of two")
         start = (at + alignment - 1) // alignment * alignment
-        return [self._tensor(entry, start, alignment) for entry in entries]
+        return [self._tensor(header, start, alignment) for header in entries]
 
-    def _tensor(self, entry: tuple[str, tuple[int, ...], int, int], start: int, alignment: int) -> GgufTensor:
-        name, shape, number, offset = entry
+    def _tensor(self, header: _Header, start: int, alignment: int) -> GgufTensor:
+        name, shape, number, offset = header
         layout = TYPES.get(number)
         if layout is None:
             kind = NAMES_OF_OTHERS.get(number, f"number {number}")

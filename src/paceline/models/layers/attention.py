@@ -73,9 +73,9 @@ def attend(ops: Ops, h: Value, a: Mixer, config: DecoderConfig) -> Value:
     wide = config.heads * config.head_dim
     both, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
     q = ops.columns(both, 0, wide) if config.gated else both
-    q = _turned(ops, q, a.q_norm, a, (config, config.heads), a.growth)
+    q = _turned(ops, q, a.q_norm, a, config, config.heads, a.growth)
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-    ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, (config, config.kv_heads)), v)
+    ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, config, config.kv_heads), v)
     q = ops.scale(q, scale)
     if a.sinks is None:
         y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
@@ -89,7 +89,7 @@ def attend(ops: Ops, h: Value, a: Mixer, config: DecoderConfig) -> Value:
 def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
     """Write the row's K and V, of its normed input, and nothing else."""
     k, v = a.k(ops, h), a.v(ops, h)
-    ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, (config, config.kv_heads)), v)
+    ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, config, config.kv_heads), v)
 
 
 def _turned(
@@ -97,11 +97,11 @@ def _turned(
     x: Value,
     norm: Tensor | None,
     a: Attention,
-    which: tuple[DecoderConfig, int],
+    config: DecoderConfig,
+    heads: int,
     growth: Growth | None = None,
 ) -> Value:
-    """Heads of q or k, normed and rotated as the layer does; `which`: the config, and how many heads."""
-    config, heads = which
+    """`heads` heads of q or k, normed and rotated as the layer does."""
     if norm is not None:
         x = ops.rms_norm(x, norm, config.eps, 1 if config.wide_norms else heads)
     return x if a.inv_freq is None else ops.rotary(x, a.inv_freq, heads, a.stretch, growth)

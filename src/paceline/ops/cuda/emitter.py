@@ -7,7 +7,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from paceline.ops.base import Weight
 from paceline.ops.cuda import launch
@@ -15,6 +14,7 @@ from paceline.ops.cuda.context import Keys, Launch
 from paceline.ops.cuda.places import Place, Places, Ref, Use
 from paceline.ops.cuda.weights import Matrix, Order, kind_of
 from paceline.ops.recording import Code, Node, Symbol
+from paceline.ops.records import Attention, Norm
 
 Pack = Callable[[Seq[Weight], Order], Matrix]
 
@@ -109,35 +109,19 @@ class Emitter:
         return to
 
     def attend(self, node: Node, q: Ref) -> None:
-        layer, heads, window, sees = (number_of(node, i) for i in range(4))
+        record = node.record
+        assert isinstance(record, Attention)
         out = self.define(node.outputs[0])
         self.out.reads_rows = True
-        if (keys := Keys(layer, heads, window, sees)) not in self.out.attends:
+        window = -1 if record.window is None else record.window
+        if (keys := Keys(record.layer, record.heads, window, int(record.sees))) not in self.out.attends:
             self.out.attends.append(keys)
-        spec = launch.Attend(q, out, keys, vector_or_none(node.integers[4]))
+        spec = launch.Attend(q, out, keys, record.sinks)
         self.emit("attention", launch.attention(spec), [q], [out])
 
 
-def number_of(node: Node, index: int) -> int:
-    value = node.integers[index]
-    assert isinstance(value, int)
-    return value
-
-
-def vector_or_none(value: int | Tensor | None) -> Tensor | None:
-    assert not isinstance(value, int)
-    return value
-
-
-def vector_of(node: Node, start: int = 0) -> Tensor:
-    """The first vector from `start` on that a node reads: a bias, or frequencies."""
-    return next(value for value in node.integers[start:] if isinstance(value, Tensor))
-
-
-def norm_of(node: Node | None) -> tuple[Tensor | None, float] | None:
-    """(weight, epsilon) of a norm."""
-    if node is None:
-        return None
-    weight = node.integers[1]
-    assert not isinstance(weight, int)
-    return weight, node.number
+def norm_of(node: Node | None) -> Norm | None:
+    """What a norm is given."""
+    record = None if node is None else node.record
+    assert record is None or isinstance(record, Norm)
+    return record

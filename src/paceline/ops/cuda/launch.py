@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops import records
 from paceline.ops.cuda.context import Context, Keys, Launch
 from paceline.ops.cuda.kernels import attention as attending
 from paceline.ops.cuda.kernels import rows as rowwise
@@ -23,13 +24,13 @@ from paceline.ops.cuda.places import Ref
 from paceline.ops.cuda.shape import FEW, lanes_of
 from paceline.ops.cuda.weights import INT8, TILE, WORDS, Matrix
 
+NO_NORM = records.Norm(1, None, 0.0)
 ELEMENTS = 1024  # of a row, that a program of an elementwise kernel has
 TYPES: dict[torch.dtype, Any] = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
 }
-Norms = tuple[Tensor | None, float] | None  # (weight, epsilon)
 
 
 def power(count: int) -> int:
@@ -128,8 +129,8 @@ class Norm:
     residual: Ref | None
     y: Ref | None
     z: Ref | None
-    post: Norms
-    pre: Norms
+    post: records.Norm | None
+    pre: records.Norm | None
     factor: float | None
 
 
@@ -137,18 +138,19 @@ def norm(spec: Norm) -> Launch:
     x, y, z = spec.x, spec.y, spec.z
     to = y or z
     assert to is not None
-    post, pre = spec.post or (None, 0.0), spec.pre or (None, 0.0)
+    post, pre = spec.post or NO_NORM, spec.pre or NO_NORM
     residual, last = spec.residual or x, z or to
 
     def run(context: Context) -> None:
         start(rowwise.norm_kernel, (context.bucket.rows,))(
-            x.data, residual.data, x.data if post[0] is None else post[0], x.data if pre[0] is None else pre[0],
+            x.data, residual.data, x.data if post.weight is None else post.weight,
+            x.data if pre.weight is None else pre.weight,
             to.data, last.data,
-            x.width, x.stride, residual.stride, to.stride, last.stride, x.split_stride, post[1], pre[1],
+            x.width, x.stride, residual.stride, to.stride, last.stride, x.split_stride, post.eps, pre.eps,
             spec.factor or 1.0,
             SPLITS=parts_of(x, context), POST=spec.post is not None, ADD=spec.residual is not None,
             SCALE=spec.factor is not None,
-            PRE=spec.pre is not None, POST_WEIGHT=post[0] is not None, PRE_WEIGHT=pre[0] is not None,
+            PRE=spec.pre is not None, POST_WEIGHT=post.weight is not None, PRE_WEIGHT=pre.weight is not None,
             KEEP=y is not None,
             B=power(x.width), num_warps=warps(x.width),
         )  # fmt: skip
@@ -156,9 +158,10 @@ def norm(spec: Norm) -> Launch:
     return run
 
 
-def group_norm(x: Ref, out: Ref, groups: int, weight: Norms) -> Launch:
+def group_norm(x: Ref, out: Ref, norm: records.Norm) -> Launch:
     """The norm of each of `groups` equal slices of a row."""
-    width, (scale, eps) = x.width // groups, weight or (None, 0.0)
+    groups, scale, eps = norm.groups, norm.weight, norm.eps
+    width = x.width // groups
 
     def run(context: Context) -> None:
         start(rowwise.group_norm_kernel, (context.bucket.rows, groups))(
@@ -171,39 +174,40 @@ def group_norm(x: Ref, out: Ref, groups: int, weight: Norms) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """q, k and v (None: not there) on their way: norms, frequencies, what is turned times `turn`, q times `factor`."""
+    """q, k and v (None: not there) on their way: norms, the turn, and q times `factor`."""
 
     parts: Seq[Ref | None]
-    norms: Seq[Norms]
+    norms: Seq[records.Norm | None]
     out: Ref
     layer: int
     heads: int
-    inv_freq: Tensor
-    turn: float
+    turn: records.Rotary
     factor: float
 
 
 def heads(spec: Heads) -> Launch:
     q, k, v = spec.parts
     assert q is not None
-    modes = [0 if norm is None else 1 if norm[0] is None else 2 for norm in spec.norms]
-    eps = [0.0 if norm is None else norm[1] for norm in spec.norms]
-    width = q.width // spec.heads
+    modes = [0 if norm is None else 1 if norm.weight is None else 2 for norm in spec.norms]
+    eps = [0.0 if norm is None else norm.eps for norm in spec.norms]
+    width, frequencies = q.width // spec.heads, spec.turn.frequencies
     own = 0 if k is None else k.width // width
 
     def run(context: Context) -> None:
         cache = context.cache
         assert cache is not None
-        q_norm, k_norm = (q.data if norm is None or norm[0] is None else norm[0] for norm in spec.norms[:2])
+        q_norm, k_norm = (
+            q.data if norm is None or norm.weight is None else norm.weight for norm in spec.norms[:2]
+        )
         table = cache.tables[cache.layout.layers[spec.layer].kind]
         first, second = k or q, v or q
         start(rowwise.heads_kernel, (context.bucket.rows, spec.heads + own + (own if v is not None else 0)))(
             q.data, first.data, second.data, context.meta("positions"), context.meta("slots"), context.meta("count"),
             table,
-            spec.inv_freq, q_norm, k_norm, spec.out.data, cache.k[spec.layer], cache.v[spec.layer],
-            spec.heads, own, width, len(spec.inv_freq), q.stride, first.stride, second.stride, spec.out.stride,
+            frequencies, q_norm, k_norm, spec.out.data, cache.k[spec.layer], cache.v[spec.layer],
+            spec.heads, own, width, len(frequencies), q.stride, first.stride, second.stride, spec.out.stride,
             table.stride(0),
-            q.split_stride, first.split_stride, second.split_stride, *eps, spec.turn, spec.factor,
+            q.split_stride, first.split_stride, second.split_stride, *eps, spec.turn.factor, spec.factor,
             Q_SPLITS=parts_of(q, context), K_SPLITS=parts_of(first, context), V_SPLITS=parts_of(second, context),
             Q_NORM=modes[0], K_NORM=modes[1], V_NORM=modes[2],
             HAS_K=k is not None, HAS_V=v is not None, PAGE=cache.page_size, B=power(width),
@@ -267,17 +271,16 @@ def _store_further(context: Context, layer: int) -> None:
         )  # fmt: skip
 
 
-def rotary(
-    x: Ref, out: Ref, count: int, inv_freq: Tensor, turn: float, growth: tuple[Tensor, int] | None
-) -> Launch:
-    """`growth`: as `ops.base.Growth` has it."""
-    width = x.width // count
-    factors, every = growth or (inv_freq, 1)
+def rotary(x: Ref, out: Ref, turn: records.Rotary) -> Launch:
+    """The heads of a row, each turned by its position."""
+    inv_freq, growth = turn.frequencies, turn.growth
+    width = x.width // turn.heads
+    factors, every = (inv_freq, 1) if growth is None else (growth.factors, growth.every)
 
     def run(context: Context) -> None:
-        start(rowwise.rotary_kernel, (context.bucket.rows, count))(
+        start(rowwise.rotary_kernel, (context.bucket.rows, turn.heads))(
             x.data, context.meta("positions"), inv_freq, factors, out.data, width, len(inv_freq), x.stride,
-            out.stride, x.split_stride, turn, every, len(factors) - 1,
+            out.stride, x.split_stride, turn.factor, every, len(factors) - 1,
             SPLITS=parts_of(x, context), GROWS=growth is not None, B=power(width),
         )  # fmt: skip
 

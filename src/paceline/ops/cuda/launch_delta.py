@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from paceline.kv.layout import RECENT
+from paceline.ops.base import DeltaRule
 from paceline.ops.cuda.context import Context, Launch
 from paceline.ops.cuda.kernels import delta as kernels
 from paceline.ops.cuda.launch import ELEMENTS, parts_of, power, start
@@ -19,14 +20,10 @@ COLUMNS = 32  # of a state, that a program has
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """`sizes`: key heads, value heads, key_dim, value_dim, rows of the convolution. `vectors`: conv, dt_bias, decay."""
-
     held: Seq[Ref]  # qkv, b, a
     out: Ref
     layer: int
-    sizes: tuple[int, int, int, int, int]
-    vectors: tuple[Tensor, Tensor, Tensor]
-    tiled: bool
+    rule: DeltaRule
 
 
 def _texts(context: Context) -> dict[str, Tensor]:
@@ -44,8 +41,8 @@ def _of(held: Seq[Ref], context: Context) -> dict[str, int | Tensor]:
 
 def delta(spec: Delta) -> Launch:
     """What each row reads of its text's state."""
-    key_heads, heads, key_dim, value_dim, kernel = spec.sizes
-    conv, dt_bias, decay = spec.vectors
+    rule = spec.rule
+    heads, value_dim = rule.value_heads, rule.value_dim
 
     def run(context: Context) -> None:
         assert context.cache is not None
@@ -53,11 +50,14 @@ def delta(spec: Delta) -> Launch:
         assert states is not None
         columns = min(COLUMNS, power(value_dim))
         start(kernels.delta_kernel, (context.bucket.texts, heads, triton.cdiv(value_dim, columns)))(
-            state=states.states[spec.layer], recent=states.recent[spec.layer], conv=conv, dt_bias=dt_bias, decay=decay,
+            state=states.states[spec.layer], recent=states.recent[spec.layer], conv=rule.conv, dt_bias=rule.dt_bias,
+            decay=rule.decay,
             out=spec.out.data, begins=context.meta("text_begin"), goals=context.meta("text_goal"),
-            positions=context.meta("positions"), key_heads=key_heads, heads=heads, key_dim=key_dim, value_dim=value_dim,
-            channels=spec.held[0].width, scale=key_dim**-0.5, out_stride=spec.out.stride, KERNEL=kernel, TILED=spec.tiled,
-            RECENT=RECENT, K=power(key_dim), V=columns, num_warps=4, **_texts(context), **_of(spec.held, context),
+            positions=context.meta("positions"), key_heads=rule.key_heads, heads=heads, key_dim=rule.key_dim,
+            value_dim=value_dim,
+            channels=spec.held[0].width, scale=rule.key_dim**-0.5, out_stride=spec.out.stride, KERNEL=len(rule.conv),
+            TILED=rule.tiled, RECENT=RECENT, K=power(rule.key_dim), V=columns, num_warps=4, **_texts(context),
+            **_of(spec.held, context),
         )  # fmt: skip
 
     return run

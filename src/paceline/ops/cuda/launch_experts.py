@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from paceline.ops.base import Experts
 from paceline.ops.cuda.context import Context, Launch
 from paceline.ops.cuda.kernels import experts as mixing
 from paceline.ops.cuda.launch import ELEMENTS, TYPES, by_card, parts_of, power, start
@@ -15,30 +16,19 @@ from paceline.ops.cuda.places import Ref
 from paceline.ops.cuda.weights import INT8, TILE, Matrix
 
 
-@dataclass(frozen=True, slots=True)
-class Router:
-    scores: Ref
-    out: Ref
-    top: int
-    renormalize: bool
-    expert_scale: Tensor | None
-    bias: Tensor | None
-    groups: int
-    kept: int
-    softmax: bool = False  # also where there is a bias
-
-
-def route(spec: Router) -> Launch:
-    scores, out, experts = spec.scores, spec.out, spec.scores.width
+def route(scores: Ref, out: Ref, experts: Experts) -> Launch:
+    """The experts of each row, and their shares."""
+    bias, scale, count = experts.choice_bias, experts.expert_scale, scores.width
 
     def run(context: Context) -> None:
         start(mixing.route_kernel, (context.bucket.rows,))(
-            scores.data, scores.data if spec.bias is None else spec.bias,
-            scores.data if spec.expert_scale is None else spec.expert_scale, out.data, experts, scores.split_stride,
-            scores.stride, out.stride, spec.kept, SPLITS=parts_of(scores, context),
-            SIGMOID=spec.bias is not None and not spec.softmax, BIASED=spec.bias is not None, RENORM=spec.renormalize,
-            SCALE=spec.expert_scale is not None, TOP=spec.top, GROUPS=1 if spec.kept == spec.groups else spec.groups,
-            E=power(experts), num_warps=1 if experts <= 256 else 4,
+            scores.data, scores.data if bias is None else bias,
+            scores.data if scale is None else scale, out.data, count, scores.split_stride,
+            scores.stride, out.stride, experts.kept_groups, SPLITS=parts_of(scores, context),
+            SIGMOID=bias is not None and not experts.softmax, BIASED=bias is not None, RENORM=experts.renormalize,
+            SCALE=scale is not None, TOP=experts.top_k,
+            GROUPS=1 if experts.kept_groups == experts.groups else experts.groups,
+            E=power(count), num_warps=1 if count <= 256 else 4,
         )  # fmt: skip
 
     return run

@@ -16,11 +16,12 @@ import torch
 
 from paceline.ops.base import Weight
 from paceline.ops.cuda import launch
-from paceline.ops.cuda.emitter import Emitter, Flow, Lowered, Pack, Unsupported, norm_of, number_of, vector_of
+from paceline.ops.cuda.emitter import Emitter, Flow, Lowered, Pack, Unsupported, norm_of
 from paceline.ops.cuda.places import Place, Ref
 from paceline.ops.cuda.singles import GATES, single
 from paceline.ops.cuda.weights import Matrix, kind_of
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol
+from paceline.ops.records import Attention, Bias, Factor, Norm, Rotary
 
 
 def lower(ops: RecordingOps, results: Seq[Symbol], pack: Pack, own: set[int], low: torch.dtype) -> Lowered:
@@ -85,9 +86,8 @@ class Lowering:
         outputs = [node.outputs[0] if bias is None else bias.outputs[0] for node, bias in zip(group, biases)]
         vector = None
         if any(bias is not None for bias in biases):
-            parts = [torch.zeros(node.weights[0].out_features,
-            device=matrix.data.device) if bias is None else vector_of(bias)
-                     for node, bias in zip(group, biases)]  # fmt: skip
+            parts = [torch.zeros(node.weights[0].out_features, device=matrix.data.device) if bias is None
+                     else _vector_of(bias) for node, bias in zip(group, biases)]  # fmt: skip
             vector = torch.cat(parts)
         if len(group) == 1:
             ref = self._product_alone(outputs[0], matrix)
@@ -158,19 +158,14 @@ class Lowering:
             if node.code is Code.ADD and id(node) not in self._done:
                 self._find_norm(node)
         for node in self.flow.nodes:
-            if (
-                node.code is Code.NORM
-                and node.integers[0] == 1
-                and id(node) not in self._done
-                and id(node) not in self._at
-            ):
+            if _of_whole_row(node) and id(node) not in self._done and id(node) not in self._at:
                 self._at[id(node)] = partial(self._norm, node.inputs[0], None, None, None, node)
 
     def _find_norm(self, node: Node) -> None:
         post, residual = None, 0
         for i, symbol in enumerate(node.inputs):
             found = self.flow.source(symbol, Code.NORM)
-            if found is not None and found.integers[0] == 1 and id(found) not in self._done:
+            if found is not None and _of_whole_row(found) and id(found) not in self._done:
                 post, residual = found, 1 - i
         if post is not None:
             self._done.add(id(post))
@@ -183,7 +178,7 @@ class Lowering:
             last = scale
         pre = next(
             (reader for reader in self.flow.readers.get(last.outputs[0].root, [])
-             if reader.code is Code.NORM and reader.integers[0] == 1 and reader.inputs[0] is last.outputs[0]
+             if _of_whole_row(reader) and reader.inputs[0] is last.outputs[0]
              and id(reader) not in self._done), None,
         )  # fmt: skip
         if pre is not None:
@@ -205,7 +200,7 @@ class Lowering:
         z = None if pre is None else self.e.define(pre.outputs[0])
         norm = launch.Norm(
             source, beside, y, z, norm_of(post), norm_of(pre),
-            last.number if last is not None and last.code is Code.SCALE else None,
+            _factor_of(last) if last is not None and last.code is Code.SCALE else None,
         )  # fmt: skip
         name = "+".join(
             part for part, there in (("norm", post), ("add", residual), ("norm", pre)) if there is not None
@@ -221,14 +216,12 @@ class Lowering:
                 continue
             q = self._chain(node.inputs[0], (Code.SCALE, Code.ROTARY, Code.NORM))
             stores = [other for other in node.after if id(other) not in self._done and len(other.inputs) == 2]
-            if Code.ROTARY not in q.ops or len(q.ops[Code.ROTARY].integers) > 3:  # growth: by itself
+            turn = q.turn
+            if turn is None or turn.growth is not None:  # growth: by itself
                 continue
             k = self._chain(stores[0].inputs[0], (Code.ROTARY, Code.NORM)) if stores else None
             v = self._chain(stores[0].inputs[1], (Code.NORM,)) if stores else None
-            if k is not None and (
-                Code.ROTARY not in k.ops
-                or k.ops[Code.ROTARY].integers[1] is not q.ops[Code.ROTARY].integers[1]
-            ):
+            if k is not None and (k.turn is None or k.turn.frequencies is not turn.frequencies):
                 continue
             for chain in (q, k, v):
                 self._done |= {id(op) for op in chain.ops.values()} if chain is not None else set()
@@ -248,11 +241,12 @@ class Lowering:
         parts = [None if chain is None else self.e.places[chain.symbol] for chain in (q, k, v)]
         assert parts[0] is not None
         to = Ref(Place(parts[0].width, torch.float32), 0, parts[0].width)
-        turn = q.ops[Code.ROTARY]
-        scale = q.ops.get(Code.SCALE)
+        turn, scale, record = q.turn, q.ops.get(Code.SCALE), node.record
+        assert turn is not None
+        assert isinstance(record, Attention)
         heads = launch.Heads(
             parts, [None if chain is None else norm_of(chain.ops.get(Code.NORM)) for chain in (q, k, v)], to,
-            number_of(node, 0), number_of(node, 1), vector_of(turn), turn.number, 1.0 if scale is None else scale.number,
+            record.layer, record.heads, turn, 1.0 if scale is None else _factor_of(scale),
         )  # fmt: skip
         self.e.out.reads_rows = True
         self.e.emit("heads", launch.heads(heads), [ref for ref in parts if ref is not None], [to])
@@ -263,3 +257,24 @@ class Lowering:
 class _Chain:
     symbol: Symbol  # where it begins
     ops: dict[Code, Node]
+
+    @property
+    def turn(self) -> Rotary | None:
+        record = self.ops[Code.ROTARY].record if Code.ROTARY in self.ops else None
+        assert record is None or isinstance(record, Rotary)
+        return record
+
+
+def _of_whole_row(node: Node) -> bool:
+    """Whether it is a norm of whole rows, not of groups of columns."""
+    return isinstance(node.record, Norm) and node.record.groups == 1
+
+
+def _factor_of(scale: Node) -> float:
+    assert isinstance(scale.record, Factor)
+    return scale.record.factor
+
+
+def _vector_of(bias: Node) -> torch.Tensor:
+    assert isinstance(bias.record, Bias)
+    return bias.record.vector

@@ -199,7 +199,9 @@ class Plan:
             cache.copy_pages(branches.copies)
             bucket = self._branch(host, layout, bucket, further)
         if self.lowered.recurs and cache is not None:
-            bucket = replace(bucket, texts=fill_texts(host, layout, texts_of(rows.starts, numbers, cache)))
+            bucket = replace(
+                bucket, texts=fill_texts(host, layout, texts_of(rows.starts, numbers[1], numbers[2], cache))
+            )
         self._shared.staging.send(self._meta, size)
         return bucket
 
@@ -294,11 +296,9 @@ class Plan:
         return held
 
 
-def texts_of(
-    starts: Seq[int], numbers: tuple[list[int], list[int], list[int]], cache: KVCache
-) -> list[tuple[int, ...]]:
+def texts_of(starts: Seq[int], positions: Seq[int], slots: Seq[int], cache: KVCache) -> list[tuple[int, ...]]:
     """(first row, rows, state, where it stands, where it is to be left) of each text. Raises UsageError."""
-    states, (_, positions, slots) = cache.states, numbers
+    states = cache.states
     assert states is not None, "the layout of a model with linear attention has states"
     out: list[tuple[int, ...]] = []
     for start, end in pairwise(starts):

@@ -70,7 +70,7 @@ def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Ma
     splits, part = (1, inputs) if order == "pair" else split_of(outputs, inputs)
     if first.kind == "int4":
         kind = MXFP4 if weights[0].kind == "mxfp4" else INT4
-        data, scale = _padded(data, scale, (inputs, 0 if kind == MXFP4 else 0x88), dtype)
+        data, scale = _padded(data, scale, inputs, 0 if kind == MXFP4 else 0x88, dtype)
         return Matrix(in_words(data, BLOCK, 4), scale, kind, outputs, inputs, dtype, splits, part, BLOCK)
     if first.kind == "int8":
         block = next((size for size in (BLOCK, BYTES) if inputs % size == 0), 0)
@@ -135,11 +135,10 @@ def _plain(weight: Weight, dtype: torch.dtype, kept: bool) -> Weight:
 
 
 def _padded(
-    data: Tensor, scale: Tensor | None, row: tuple[int, int], dtype: torch.dtype
+    data: Tensor, scale: Tensor | None, inputs: int, zeros: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """int4 with whole blocks of inputs: nibbles of zero with scales of zero. `row`: its inputs, and two such nibbles."""
+    """int4 with whole blocks of inputs: nibbles of zero with scales of zero. `zeros`: two such nibbles."""
     assert scale is not None
-    inputs, zeros = row
     padded = math.ceil(inputs / BLOCK) * BLOCK
     if padded != inputs:
         data = torch.nn.functional.pad(data, (0, (padded - inputs) // 2), value=zeros)

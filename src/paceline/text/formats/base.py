@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.text.formats.events import AnswerParser, Event, Text, Thought, Tools
 from paceline.text.formats.lark import Lark
@@ -72,6 +72,14 @@ def plain_thoughts(opening: str, closing: str, gap: str = "\n\n") -> Thoughts:
     return Thoughts(opening, closing, lambda inside: ThoughtParser(opening, closing, inside), gap)
 
 
+class Marks(NamedTuple):
+    """What stands around calls as text."""
+
+    before: str
+    behind: str
+    joint: str | None  # between calls that have marks of their own; None: one list has them all
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What a template asks of messages, and would refuse or lose otherwise."""
@@ -81,9 +89,7 @@ class Needs:
     short_ids: bool = False  # ids of calls of nine letters and digits
     single_calls: bool = False  # one call a message
     whole_tools: bool = False  # tools with a description and parameters, were they empty
-    calls_as_text: tuple[str, str, str | None] | None = (
-        None  # earlier calls are shown as text alone: see `JsonCalls.told`
-    )
+    calls_as_text: Marks | None = None  # earlier calls are shown as text alone: see `JsonCalls.told`
     thoughts_as: str = "reasoning_content"  # the field for earlier thoughts; "parts": in the content
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.text.formats.base import EventParser
+from paceline.text.formats.base import EventParser, Marks
 from paceline.text.formats.events import Tools
 from paceline.text.formats.json_calls import JsonCallParser
 from paceline.text.formats.lark import Lark, either, literal
@@ -30,9 +30,9 @@ class JsonCalls:
         return tuple(one for one in (self.opening, self.closing, *self.also) if one)
 
     @property
-    def told(self) -> tuple[str, str, str | None]:
+    def told(self) -> Marks:
         """What stands before, behind and between calls; without a joint they are one list."""
-        return self.opening + self.around[0], self.around[1] + self.closing, self.joint
+        return Marks(self.opening + self.around[0], self.around[1] + self.closing, self.joint)
 
     def parser(self, tools: Tools) -> EventParser:
         return JsonCallParser(tools, self.opening, self.closing, self.also)

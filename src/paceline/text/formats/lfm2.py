@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.text.formats.base import EventParser
+from paceline.text.formats.base import EventParser, Marks
 from paceline.text.formats.calls import HEAD, quoted
 from paceline.text.formats.events import Tools
 from paceline.text.formats.json_calls import JsonCallParser
@@ -129,9 +129,9 @@ class PythonCalls:
     marks: tuple[str, ...] = (OPEN, CLOSE)
 
     @property
-    def told(self) -> tuple[str, str, str | None]:
+    def told(self) -> Marks:
         """Earlier calls as JSON, where a template shows none."""
-        return OPEN, CLOSE, None
+        return Marks(OPEN, CLOSE, None)
 
     def parser(self, tools: Tools) -> EventParser:
         return PythonCallParser(tools)

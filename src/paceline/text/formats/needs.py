@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from paceline.text.formats.base import Needs
+from paceline.text.formats.base import Marks, Needs
 
 _SHORT = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -50,7 +50,7 @@ def _one(message: dict[str, Any], needs: Needs) -> dict[str, Any]:
     return made
 
 
-def _with_calls(content: Any, calls: list[dict[str, Any]], marks: tuple[str, str, str | None]) -> Any:
+def _with_calls(content: Any, calls: list[dict[str, Any]], marks: Marks) -> Any:
     """The content with the calls behind it, as the model writes them: its template shows no others."""
     before, behind, joint = marks
     texts = []

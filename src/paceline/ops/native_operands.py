@@ -1,0 +1,90 @@
+"""A record in the order in which the C++ program reads it: whole numbers, addresses of vectors, and one float.
+
+What is where is said by `native/program.cpp`, where each operation is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.ops import records
+from paceline.ops.recording import GATED
+from paceline.ops.records import Record
+
+Words = list[int | Tensor | None]  # of a tensor its address, None is address 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    words: Words = field(default_factory=list)
+    number: float = 0.0
+
+
+def operands(record: Record | None) -> Operands:
+    """Of one operation."""
+    match record:
+        case None:
+            return Operands()
+        case records.Embed():
+            return Operands(number=record.scale)
+        case records.Factor():
+            return Operands(number=record.factor)
+        case records.Bias():
+            return Operands([record.vector])
+        case records.Norm():
+            return Operands([record.groups, record.weight], record.eps)
+        case records.Rotary():
+            return _rotary(record)
+        case records.Store():
+            return Operands([record.layer])
+        case records.Attention():
+            window = -1 if record.window is None else record.window
+            return Operands([record.layer, record.heads, window, int(record.sees), record.sinks])
+        case records.Delta():
+            return _delta(record)
+        case records.BlockConv():
+            return Operands([len(record.base), record.base])
+        case records.Convolve():
+            return Operands([record.layer, len(record.taps), record.taps, record.bias])
+        case records.Route():
+            return _route(record)
+        case records.ExpertMatrix():
+            gate = 0 if record.gate is None else int(GATED[record.gate])
+            return Operands([record.top_k, record.columns, gate, record.bias])
+        case records.Mix():
+            return Operands([record.top_k])
+        case records.TopClusters():
+            return Operands([record.ordering, record.size])
+        case records.Gather():
+            return Operands([record.size, record.top_k])
+
+
+def _rotary(record: records.Rotary) -> Operands:
+    words: Words = [record.heads, record.frequencies, 2 * len(record.frequencies)]
+    if record.growth is not None:
+        words += [record.growth.every, record.growth.factors, len(record.growth.factors)]
+    return Operands(words, record.factor)
+
+
+def _delta(record: records.Delta) -> Operands:
+    rule = record.rule
+    sizes: Words = [
+        record.layer,
+        rule.key_heads,
+        rule.value_heads,
+        rule.key_dim,
+        rule.value_dim,
+        len(rule.conv),
+    ]
+    return Operands([*sizes, rule.conv, rule.dt_bias, rule.decay, int(rule.tiled)])
+
+
+def _route(record: records.Route) -> Operands:
+    e = record.experts
+    words: Words = [
+        e.top_k, e.router_scale, e.expert_scale, int(e.renormalize), e.choice_bias, e.groups, e.kept_groups,
+        e.router_bias, int(e.softmax),
+    ]  # fmt: skip
+    return Operands(words, -1.0 if e.eps is None else e.eps)
