@@ -1,4 +1,4 @@
-"""What people reported of servers like this one, each report made here once."""
+"""Stop strings, predictions, texts that are continued, and who may ask: as people reported it of servers like this one."""
 
 from __future__ import annotations
 
