@@ -1,10 +1,10 @@
 """What is delivered is what was asked for and what is billed, as people reported it of other engines.
 
 Reports that other tests make: a stop string that is a control token, and calls that never become one
-(test_stops_and_continuations); a thinking budget (test_request_fields: told, it is not done); thoughts and calls in one block (test_api); history without
-reasoning (tests/text/test_public_templates); assistants that are missing, foreign or given as another kind (tests/real,
-tests/models/test_gguf_drafters); adapters merged without a drafter (tests/real/test_adapter); a draft length that
-nobody chose (tests/llm/test_llm: config_knows_its_defaults).
+(test_stops_and_continuations); a thinking budget (test_request_fields: told, it is not done); thoughts and calls in one
+block (test_api); history without reasoning (tests/text/test_public_templates); assistants that are missing, foreign or
+given as another kind (tests/real, tests/models/test_gguf_drafters); adapters merged without a drafter
+(tests/real/test_adapter); a draft length that nobody chose (tests/llm/test_llm: config_knows_its_defaults).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stop strings, predictions, texts that are continued, and who may ask: as people reported it of servers like this one."""
+"""Stop strings, predictions, continued texts, and who may ask: as people reported it of servers like this one."""
 
 from __future__ import annotations
 
