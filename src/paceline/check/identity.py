@@ -265,7 +265,7 @@ def _seed(case: Case) -> int:
 
 
 def finding(subject: Subject, score: Score) -> Finding:
-    """Refuted by one difference; not shown if a drafter's tokens were never kept and refused, or nothing was hard."""
+    """One difference refutes. Inconclusive if no draft was both accepted and refused."""
     counts = {
         "tokens compared": score.tokens, "texts": score.texts, "prompts": len(score.prompts),
         "tokens drafted": sum(score.drafted.values()), "tokens kept": sum(score.accepted.values()),

@@ -75,7 +75,7 @@ class Journey:
         return delta
 
     def move(self) -> tuple[Mapping[int, list[int]] | None, str | None]:
-        """The replica is lost: what another one is sent as written, and of which kind it must be; None: any, anew."""
+        """After losing a replica: tokens to resend and the kind required; None means start over anywhere."""
         if not self.begun:
             return None, None
         return {index: self._again(text) for index, text in self._texts.items()}, self._kind

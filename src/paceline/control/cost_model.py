@@ -191,7 +191,7 @@ class CostModel:
         self._shared = (1.0 - TOGETHER) * common
 
     def _bend(self, rows: int, error: float) -> None:
-        """A step of `rows` that verified took longer than its price: so do others, the less so the more they differ."""
+        """A verifying step was slower than predicted: raise the price of nearby sizes too."""
         for i, knot in enumerate(KNOTS):
             near = min(knot, rows) / max(knot, rows)
             if near < NEAR:
@@ -203,7 +203,7 @@ class CostModel:
         self._idle = 0
 
     def _fade(self) -> None:
-        """A plain step: what was seen of others grows old."""
+        """A plain step: corrections from verifying steps lose weight with time."""
         self._idle += 1
         if self._idle % FADE_AFTER == 0:
             self._bends, self._verifying = [FADE * bend for bend in self._bends], []
@@ -231,7 +231,7 @@ class CostModel:
         self._rounds[drafter] = self._rounds.get(drafter, 0.0) + 1.0
 
     def learnt(self) -> CostTable:
-        """The table as steps have corrected it; as it was before enough of them were seen."""
+        """The table with the corrections of measured steps; the original one until enough were measured."""
         if self._steps < ENOUGH:
             return self._measured
         rows = self._measured.rows

@@ -22,7 +22,7 @@ Tokens = tuple[int, ...]
 
 
 class Words(Protocol):
-    """What an alignment may know of the tokens' text: see paceline/text/words.py."""
+    """What an alignment may know of the tokens' text: see `Words` in text/tokenizer.py."""
 
     def respaced(self, tokens: Tokens) -> Tokens | None:
         """The tokens of the same text without its first space, or with one if it has none; None if it is no word."""
@@ -34,7 +34,7 @@ class Words(Protocol):
 
 
 class Alignment:
-    """Follows one text through one reference. The text is expected to begin where the reference does."""
+    """Follows an edited text through its reference. Both are expected to begin alike."""
 
     def __init__(self, reference: Seq[int], begin: int, words: Words | None = None) -> None:
         """`begin`: the text's first token that may be of the reference. Without `words` each token is one."""

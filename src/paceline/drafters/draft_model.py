@@ -97,7 +97,7 @@ class ModelDrafter(Drafter):
         return sequence.tokens[known:]
 
     def _catch_up(self, sequence: Sequence, limit: int) -> None:
-        """Commit what last round got right, compute all but the last few tokens. Raises OutOfPages."""
+        """Commit the accepted tokens of the last round, compute all but the last few others. Raises OutOfPages."""
         if sequence.id not in self._written:
             shared = len(self.cache.prefix.match(sequence.tokens, sequence.salt)) * self.cache.page_size
             need = len(sequence.tokens) + limit - shared
@@ -157,7 +157,7 @@ class ModelDrafter(Drafter):
             self._refused.clear()
 
     def _refuse(self, sequence_id: int) -> None:
-        """Give up the drafts, and the memory, of a text until another one's comes free."""
+        """Stop drafting for a text and free its pages, until another text frees some."""
         self._close(sequence_id)
         self._refused.add(sequence_id)
 

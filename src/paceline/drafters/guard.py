@@ -62,7 +62,7 @@ def on_verify(drafter: Drafter, seen: list[Seen], parked: list[dict[str, str]]) 
 
 
 def begin(drafter: Drafter, sequence: Sequence, parked: dict[str, str]) -> int:
-    """How many of a text's first rows the target need not compute for the drafter's sake."""
+    """How many of a text's first rows the drafter already has, so that the target may take them from its cache."""
     try:
         return int(drafter.begin(shown(drafter, sequence)))
     except Exception as error:  # noqa: BLE001  as above

@@ -31,7 +31,7 @@ from paceline.ops.base import RoundStart, Rule
 from paceline.soft_tokens import MediaRows, content_keys, media_rows
 from paceline.tree import preorder, renumbered
 
-PIECES = (512, 64, 16)  # rows of a forward when it catches up: memory of few rows has been used lately
+PIECES = (512, 64, 16)  # chunk sizes when catching up; small chunks reuse warm memory
 WAITING = MAX_DRAFT_TOKENS + 1  # rows that a draft computes along; more get their K/V before
 IDLE = 48  # rows that may wait while nothing is drafted, three pieces: K/V of a row take a tenth of a draft's time
 Forward = Callable[[ForwardBatch, torch.Tensor, KVCache], tuple[torch.Tensor, ...]]
@@ -122,7 +122,7 @@ class MemoryDrafter(Drafter):
         self._lacking[sequence_id] = reason
 
     def _catch_up(self, text: _Text) -> None:
-        """Compute rows that wait, by whole pieces: what is left, and the last `shift`, a draft computes along."""
+        """Compute waiting rows in whole chunks. The rest, and the last `shift` rows, are computed with the next draft."""
         sequence, states = text.sequence, text.waiting.all()
         while (left := len(states) - self._shift) >= PIECES[-1]:
             count = next(piece for piece in PIECES if piece <= left)
@@ -225,7 +225,7 @@ class EntryDrafter(MemoryDrafter):
         return states, self._seen(tail.rows(self.net.device), sequences), tail
 
     def _took(self, sequences: Seq[Sequence], rows: ForwardBatch, tail: Tail) -> None:
-        """What waited has been computed; the last row of each text waits on, for the token after it may be refused."""
+        """Commit the rows just computed, except each text's last: the token after it may still be refused."""
         tail.commit([end - begin - 1 for begin, end in zip(rows.starts, rows.starts[1:], strict=False)])
         for s in sequences:
             self._texts[s.id].waiting.keep(1)

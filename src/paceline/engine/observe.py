@@ -42,7 +42,7 @@ def outcome_of(plan: StepPlan, result: StepResult, seconds: float, *, timed: boo
 
 
 def _compared(found: Found, written: Seq[int]) -> tuple[tuple[float, ...], int]:
-    """(confidences of a lookup's tokens that can be compared with what was written, how many of them agree)"""
+    """(confidences of the looked-up tokens that reach into the written text, how many of them equal it)"""
     tokens, confidence = found
     compared = min(len(tokens), len(written))
     agreed = 0

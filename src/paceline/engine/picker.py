@@ -130,7 +130,7 @@ class StepPicker:
         return [leaf for row, level in levels.items() for leaf in self._take_level(row, level, deep)]
 
     def _odds(self, row: LogitRow, children: list[_Child]) -> list[float]:
-        """How likely each child is the target's own: that one's scores are nearly the drafter's, its noise the same."""
+        """How likely each child is the target's choice, which uses the same noise and nearly the same scores."""
         if is_greedy(row):
             weights = [child.sure**GREEDY_POWER for child in children]
         else:
@@ -144,7 +144,7 @@ class StepPicker:
         return self._chances[leaf.row][leaf.node] if leaf.node >= 0 else 1.0
 
     def prunes(self, row: int) -> bool:
-        """Whether tokens may be left out for what they are: where they are not judged by how likely they were drawn."""
+        """Whether tokens of the draft may be left out by value. Not under rules that judge them by their distribution."""
         request = self._requests[row]
         return request.rule in OWN_NOISE or is_greedy(request.sequence)
 

@@ -12,7 +12,7 @@ from paceline.tree import trunk
 
 
 def reserve(state: EngineState, plan: StepPlan) -> Tail | None:
-    """Room for what of the plan fits, which is all that it has afterwards; None when nothing is left to do."""
+    """Reserve pages for the plan and drop the rows that do not fit; None when no row is left."""
     while plan.requests:
         # a text that cannot go on does not keep its last token
         sure = [count - last for count, last in zip(plan.counts, plan.last, strict=True)]

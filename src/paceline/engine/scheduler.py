@@ -24,7 +24,7 @@ class ScheduledChunk:
 
 class Scheduler:
     def __init__(self, *, max_batch: int, step_tokens: int, prefill_chunk: int) -> None:
-        """`step_tokens`: at most that many prompt tokens in a step of its own, `prefill_chunk`: beside decoding rows."""
+        """Most prompt tokens in a step: `step_tokens` where nothing decodes, else `prefill_chunk`."""
         self.max_batch, self.step_tokens, self.prefill_chunk = max_batch, step_tokens, prefill_chunk
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []

@@ -69,7 +69,7 @@ class SharedEngine:
         self._settle()
 
     def _look(self, call: Call) -> Delta | Exception | None:
-        """What is in the inbox, or comes into it by a step of ours or of another; None: look again."""
+        """Take from the inbox, or step the engine if nobody else does; None: look again."""
         if not call.inbox.empty():
             return call.inbox.get()
         call.waiting = True  # before the try: who has the turn wakes those that wait when it gives it back
@@ -106,7 +106,7 @@ class SharedEngine:
         self._settle()
 
     def _settle(self) -> None:
-        """Cancel what was closed while another had the turn; if one has it now, it does this when it gives it back."""
+        """Cancel requests that were closed during another caller's step, now or when that step ends."""
         while not self._commands.empty() and self._turn.acquire(blocking=False):
             try:
                 self._obey()
@@ -133,7 +133,7 @@ class SharedEngine:
             self._calls.pop(name, None)
 
     def _counted(self, call: Call, delta: Delta) -> Delta:
-        """The delta, if none before it was lost by a step that failed in another's hands."""
+        """Return the delta; raise if an earlier one was lost in a step that failed for another caller."""
         key = (delta.request, delta.index)
         call.tokens[key] = call.tokens.get(key, 0) + len(delta.token_ids)
         if delta.stats is not None and delta.stats.emitted != call.tokens[key]:

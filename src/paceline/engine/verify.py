@@ -104,7 +104,7 @@ def _rows(verdict: Verdict) -> list[int]:
 
 
 def _sound(verdict: Verdict, ok: Seq[bool], tokens: list[int]) -> Verdict | None:
-    """`verdict` as far as there were tokens to choose; what came before stands, as without a draft. None: no token."""
+    """`verdict`, cut before the first row without a valid token; None if that is the first row."""
     end = next((n for n, row in enumerate(_rows(verdict)) if not ok[row]), None)
     if end is None:
         return verdict
@@ -145,7 +145,7 @@ def _verdict(state: EngineState, request: RequestState, draft: Draft, b: int, sp
 
 
 def _see(request: RequestState, drafted: list[int], choice: Choice, span: slice, out: StepResult) -> None:
-    """Note the target's tokens at the rows of a draft, unless their noise may be used once more."""
+    """Record the target's tokens for `on_verify`, except under `reject` and `block`, where noise must not be reused."""
     sequence = request.sequence
     if request.rule in OWN_NOISE or is_greedy(sequence):
         sound = (*choice.ok[span], False).index(False)

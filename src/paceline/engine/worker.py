@@ -262,7 +262,7 @@ class Worker:
             engine.cancel(request_id)
 
     def _entries(self) -> list[_Open]:
-        """Those that are open now: others are submitted while they are looked at."""
+        """A snapshot of the open requests: others may be submitted meanwhile."""
         with self._lock:
             return list(self._open.values())
 
@@ -277,7 +277,7 @@ class Worker:
                 self._finish(entry.job.id, error)
 
     def _cut_off(self, engine: StepEngine, entry: _Open) -> None:
-        """What was written is an answer: its texts end as they do at their longest."""
+        """End a request at its deadline: its texts finish as they do at max_tokens."""
         name = entry.job.id
         for delta in engine.cut_off(name):
             self._deliver(delta)

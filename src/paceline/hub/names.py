@@ -101,7 +101,7 @@ def open_folder(folder: Path) -> Path:
 def _gguf_in(folder: Path) -> Path | None:
     """The one GGUF model of a folder that has no config.json; None where there is none. UsageError for several.
 
-    Of a folder that holds only a part of a model, that part: whoever opens it says what is missing.
+    If only one shard is there, return it; the loader reports what is missing.
     """
     if (folder / "config.json").exists():
         return None

@@ -195,7 +195,7 @@ def _published(target: Path, config: Mapping[str, Any], beside: str) -> tuple[Pa
 
 
 def _modules(target: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """(what a target's own files hold to draft with, what its config promises and they lack)."""
+    """(the drafter inside a target's own files, what its config names and the files lack)."""
     try:
         kind, what = own(target, config)
     except LoadError:

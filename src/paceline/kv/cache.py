@@ -68,7 +68,7 @@ class KVCache(PageStore):
         return entry.committed
 
     def _take_state(self, path: list[Node]) -> int:
-        """A state for a new text, not the one that it is to begin with."""
+        """Allocate a state for a new text, never by evicting the state that it starts from."""
         if self.states is None:
             return -1
         pool = self.pools[STATE]
@@ -87,7 +87,7 @@ class KVCache(PageStore):
         return 0 if window is None else max(0, committed - 1 - window) // PAGE_SIZE
 
     def _leaves(self, kind: str, index: int) -> int:
-        """Committed tokens at which a page gets out of reach: the least that makes `_first_page` larger than `index`."""
+        """The smallest number of committed tokens at which page `index` can no longer be read."""
         window = self.layout.windows[kind]
         return self.max_tokens + 1 if window is None else (index + 1) * PAGE_SIZE + window + 1
 
@@ -117,7 +117,7 @@ class KVCache(PageStore):
             self.pools[STATE].release(entry.state)
 
     def most(self, sequence_id: int, count: int) -> int:
-        """How many of the next `count` tokens of a text should be in one tail: a state is kept on the way."""
+        """Largest chunk of the next `count` tokens that ends where a recurrent state must be saved."""
         entry = self.entries[sequence_id]
         if self.states is None or not entry.stops or entry.stops[0] <= entry.committed:
             return count

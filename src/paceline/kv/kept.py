@@ -13,7 +13,7 @@ from paceline.kv.store import Entry, PageStore
 
 
 def offer(cache: PageStore, entry: Entry, state: int) -> None:
-    """Let texts that begin like this one begin with `state`, a copy of its own or itself."""
+    """Offer `state`, a copy or the state itself, to texts with the same prefix."""
     assert cache.states is not None
     node, at = entry.parent, entry.committed // cache.page_size * cache.page_size
     while isinstance(node, Node) and at > cache.states.folded[state]:

@@ -42,7 +42,7 @@ class PrefixIndex:
         return (page for page in self._lru[kind] if refs(page) == 1)
 
     def match(self, tokens: list[int], salt: str) -> list[Node]:
-        """Nodes of the longest known run of whole pages that leaves at least one token of `tokens` over."""
+        """Nodes of the longest known prefix in whole pages, without the last token, which must be computed."""
         path: list[Node] = []
         parent: object = salt
         for end in range(self._page_size, len(tokens), self._page_size):

@@ -130,7 +130,7 @@ def load_network(
     dtype: torch.dtype | None = None,
     transform: Transform | None = None,
 ) -> GraphNet:
-    """Load the network that reads hidden states of `target`, which has run nothing yet: it is tapped where that reads.
+    """Load a drafter network and tap the target at the layers it reads. Call before the target's first forward.
 
     `path` is the target's own where it holds modules. Raises PairError, ConfigError and WeightsError. dtype as above.
     """

@@ -147,7 +147,7 @@ class NativeRunner:
         return plan
 
     def prepare(self, graphs: Seq[Graph]) -> None:
-        """Pack the weights of `graphs`, and let go of each as it was loaded unless it is a table."""
+        """Pack all weights, then free the originals, except those that are also read by row."""
         tables: set[int] = set()
         for graph in graphs:
             graph(ops := RecordingOps())
@@ -211,7 +211,7 @@ class Plan:
     """One recorded graph: the native program, and the tensors that it computes in."""
 
     def __init__(self, graph: Graph, shared: Shared, tables: set[int] | None = None) -> None:
-        """With `tables`, ids of weights that are read by rows too, all others are released once they are packed."""
+        """`tables`: ids of weights that are also read by row. Where it is given, all others are freed once packed."""
         ops = RecordingOps()
         self._results: tuple[Symbol, ...] = graph(ops)
         self._givens = ops.givens

@@ -266,7 +266,7 @@ def _shown(request: Request, error: ApiError) -> Response:
 
 
 def _closeness(error: dict[str, Any]) -> tuple[int, bool]:
-    """Of a union's errors the largest is of the form that came closest: read furthest, the type right."""
+    """Sort key: of a union's errors, report the branch that matched deepest, and among these one of the right type."""
     return len(error["loc"]), not error["type"].endswith("_type")
 
 

@@ -55,7 +55,7 @@ def kind_of(folder: Path, target: Path | str | None) -> Kind | None:
 
 
 def own(folder: Path, raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
-    """(kind of what a target's own files hold to draft with, what they hold or what its config promises in vain).
+    """(kind of the drafter inside a target's own files, what the files hold, or what the config names and they lack).
 
     Raises LoadError.
     """

@@ -51,7 +51,7 @@ class Network:
 def misfit(
     names: tuple[str, str], kind: str, fits: Fits, hidden: int, vocab: int, layers: int | None = None
 ) -> None:
-    """Raise PairError, naming drafter and target, unless it is made for a target of these sizes."""
+    """Raise PairError, naming drafter and target, unless the drafter was made for a target of these sizes."""
     pairs = {"hidden size": (hidden, fits.hidden_size), "vocabulary": (vocab, fits.vocab_size),
              "layers": (layers or fits.layer_count, fits.layer_count)}  # fmt: skip
     wrong = [f"{what} {mine} against {its}" for what, (mine, its) in pairs.items() if mine != its]
@@ -150,7 +150,7 @@ class SteppingNet(GraphNet):
         return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
 
     def lead(self, rows: ForwardBatch, last: list[int]) -> Lead:
-        """What a round begins with that computes `rows` itself, and goes on from those `last`."""
+        """Input of a draft round that first computes `rows`, then drafts from the rows `last`."""
         return Lead(self.absorb_graph, self.logits_graph, rows, last)
 
     def _absorb_given(self, ops: Ops) -> tuple[Value, ...]:

@@ -49,7 +49,7 @@ def delta_kernel(
     KERNEL: tl.constexpr, TILED: tl.constexpr, QKV: tl.constexpr, RATE: tl.constexpr, DECAY: tl.constexpr,
     RECENT: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """out[row, head * value_dim + column]; QKV, RATE, DECAY: parts of qkv, b and a. See `ops/delta.py`."""
+    """out[row, head * value_dim + column]; QKV, RATE, DECAY: parts of qkv, b and a. See `recur` in ops/reference.py."""
     t, h = tl.program_id(0), tl.program_id(1)
     count = tl.load(counts + t)
     if count == 0:
