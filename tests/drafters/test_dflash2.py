@@ -24,7 +24,7 @@ from paceline.models.drafters.dflash import block_shapes
 from paceline.models.drafters.dflash2 import parse_dflash2, path_shapes
 from paceline.models.inspection import inspect
 from paceline.models.registry import load_network, load_target
-from paceline.ops.base import Ops, Runner, Value
+from paceline.ops.base import Ops, Rule, Runner, Value
 from paceline.sampling import noise
 from paceline.sampling.candidates import best_of
 from tapping import Pair, params, texts
@@ -141,7 +141,7 @@ def test_candidates_are_the_largest_and_lower_ids_first() -> None:
     assert best_of(x, None, 9, None).tolist() == [1, 3, 6, 4, 2, 0, 5]
     ids = np.array([9, 8, 7, 6, 5, 4, 3])
     assert best_of(x, ids, 2, None).tolist() == [6, 3]
-    rule = (1.0, 5, 13, 0, 1.0, -math.inf)
+    rule = Rule(1.0, 5, 13)
     keys = noise.keys(5, 13, noise.TARGET)
     score = x + noise.host_gumbel(noise.host_bits(keys, np.arange(7)))
     assert best_of(x, None, 3, rule).tolist() == np.argsort(-score)[:3].tolist()

@@ -282,9 +282,16 @@ class Ops(Protocol):
 
 Graph = Callable[[Ops], tuple[Value, ...]]
 
-# How to draw a token: (1 / temperature or 0 = greedy, seed in 64 bits without a sign, position, top_k below 2^63 or 0,
-# top_p or 1, ln min_p or -inf)
-Rule = tuple[float, int, int, int, float, float]
+
+class Rule(NamedTuple):
+    """How to draw a token. Kernels read it in this order."""
+
+    factor: float  # 1 / temperature, 0: greedy
+    seed: int  # 64 bits without a sign
+    position: int
+    top_k: int = 0  # below 2^63, 0: all
+    top_p: float = 1.0
+    min_p: float = -math.inf  # its logarithm
 
 
 class Stop(NamedTuple):

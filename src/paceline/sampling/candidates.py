@@ -33,7 +33,7 @@ def best_of(
     equals; those that `rule` draws from, by their scores with its noise.
     """
     count = min(count, len(x))
-    factor, seed, position = (0.0, 0, 0) if rule is None else rule[:3]
+    factor, seed, position = (0.0, 0, 0) if rule is None else (rule.factor, rule.seed, rule.position)
     near = np.flatnonzero(x >= x.max() - (NEAR / factor if factor else NEAR))
     if len(near) < count:
         near = np.argpartition(-x, count - 1)[:count] if len(x) > count else np.arange(len(x))

@@ -37,7 +37,7 @@ from paceline.sampling.shape import (
     truncated_there,
 )
 
-_GREEDY: Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
+_GREEDY = Rule(0.0, 0, 0)
 _M64, _MOST = 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFF
 
 
@@ -199,9 +199,9 @@ def rule_of(row: LogitRow) -> Rule:
     if p.temperature < GREEDY_BELOW:
         return _GREEDY
     if p.truncates:
-        return (1.0, row.seed & _M64, row.position, 0, 1.0, -math.inf)
+        return Rule(1.0, row.seed & _M64, row.position)
     least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
-    return (
+    return Rule(
         1.0 / p.temperature,
         row.seed & _M64,
         row.position,
@@ -220,7 +220,7 @@ def _draw(
 ) -> list[int]:
     """The token of each row; -1 where there is none, or where the logits had a NaN that a mask has hidden."""
     draw = draw_of(shaped, ids)
-    rules = [(0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position, 0, 1.0, -math.inf) for r in rows]
+    rules = [Rule(0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position) for r in rows]
     if draw is not None and not draw.masks:
         sound = shaped.masked_fill(logits.amax(-1).isnan()[:, None], torch.nan)
         return draw.call(sound, ids, rules, purpose, False)[0]

@@ -139,7 +139,7 @@ def draw(
             logits[i] = row
     tokens: list[int] = []
     sure: list[float] = []
-    plain = all(rule[0] == 0 for rule in rules)
+    plain = all(rule.factor == 0 for rule in rules)
     encoded = to_device(torch.from_numpy(encode(rules)), logits.device)
     for begin in range(0, len(rules), _MOST_ROWS):
         end = min(begin + _MOST_ROWS, len(rules))

@@ -6,7 +6,6 @@ afterwards, by the tokens and confidences of all rows. A row's tokens do not han
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from paceline.ops.rounds import Ends
 
 PIECE = 4  # steps between two looks at who goes on, where confidences decide that
 _BLOCK = 1024
-_IDLE: Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
+_IDLE = Rule(0.0, 0, 0)
 
 
 @dataclass(slots=True)
