@@ -21,7 +21,7 @@ from paceline.config import EngineConfig
 from paceline.errors import LoadError
 from paceline.forecast import catalogue
 from paceline.forecast.catalogue import Entry, Place, well_known
-from paceline.hub import hashes, stores
+from paceline.hub import repository, stores
 from paceline.hub.resolve import bundled
 from paceline.ops.runners import pick_runner
 from terminals import Terminal, needs_tmux
@@ -221,10 +221,10 @@ def test_a_download_is_held_against_its_hash(damaged: bool, tmp_path: Path) -> N
         (blobs / name).write_bytes(data[:-1] + b"x" if damaged else data)
         (snapshot / file.name).symlink_to(blobs / name)
     if not damaged:
-        assert hashes.check_hashes(snapshot) == 2
+        assert repository.check_hashes(snapshot) == 2
         return
     with pytest.raises(LoadError, match="download it again"):
-        hashes.check_hashes(snapshot)
+        repository.check_hashes(snapshot)
     assert (
         len(list(snapshot.glob("*.safetensors"))) == 1
     )  # the damaged one is gone, so that the next download fetches it

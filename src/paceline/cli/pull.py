@@ -69,7 +69,7 @@ def fetch(name: str, *, drafter: bool, media: bool) -> bool:
 
 def _checked(name: str, role: Role) -> Path:
     """A model of the hub, downloaded and held against the hashes that the hub says."""
-    from paceline.hub.hashes import check_hashes
+    from paceline.hub.repository import check_hashes
     from paceline.hub.resolve import resolve
 
     folder = resolve(name, role)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,3 +137,26 @@ def read_part(hub: HubName, name: str, begin: int, end: int) -> bytes:
             f"{hub.id}: the server sent {len(data)} bytes of {name} in the place of {end - begin}: try again"
         )
     return data
+
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # the name of a file of weights in the cache
+
+
+def check_hashes(downloaded: Path) -> int:
+    """Compare every weight file of a snapshot, or one file of it, with its name; how many were compared.
+
+    A file that differs is removed, so that the next download fetches it again. Raises LoadError.
+    """
+    count = 0
+    for path in [downloaded] if downloaded.is_file() else files_in(downloaded):
+        blob = path.resolve()
+        if not path.is_symlink() or not _SHA256.fullmatch(blob.name):
+            continue  # a small file, or a cache without links: its name says nothing
+        with blob.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != blob.name:
+            blob.unlink()
+            path.unlink()
+            raise LoadError(f"{path.name} was damaged on its way (SHA-256 {found[:12]}…): download it again")
+        count += 1
+    return count
