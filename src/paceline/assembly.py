@@ -95,11 +95,10 @@ def _chats(config: EngineConfig, tokenizer: Tokenizer, path: Path) -> bool:
 def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     device = _device_and_threads(config)
     path, choice = find_models(config)
-    kind, source = choice.kind, choice.source
-    beside = check_gpu(config, path, source, free_memory(device)) if device.type == "cuda" else 0
+    beside = check_gpu(config, path, choice.source, free_memory(device)) if device.type == "cuda" else 0
     adapter = find_adapter(config, path, say)
     tokenizer = load_tokenizer(path, config.chat_format, config.chat_template)
-    team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
+    team = unless_built.enter_context(gather(config, path, _reader_of_kv(choice)))
     runner, arithmetic = team.over(*pick_runner(config, device, team.group, say))
     target = load_share(config, path, adapter, runner, team.shard)
     net = _load_network(config, choice, target)
@@ -113,17 +112,17 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         target=target,
         cache=cache,
         drafters=drafters,
-        default_drafter=kind.partition("+")[0],
+        default_drafter=choice.kind.partition("+")[0],
         policy=FixedPolicy(0),
         tokenizer=tokenizer,
         media=reader_of(config, path, target, tokenizer, min(target.max_len, cache.max_tokens)),
         **step_options(config),
-        draft_tree=_tree(config, kind, drafters, cache),
+        draft_tree=_tree(config, choice.kind, drafters, cache),
         own_threads=_on_kernels(target) and all(is_ours(drafter) for drafter in drafters.values()),
         watch=team.watch,
         close=team.close,
     )
-    known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)
+    known = start_up(config, Pair(parts, path, choice.source, _settings(config, target, arithmetic)), say)
     info: dict[str, Any] = {
         "target": str(path),
         "adapter": None if adapter is None else str(adapter.folder),
@@ -141,7 +140,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         "chat": _chats(config, tokenizer, path),
         "pooling": pooling_of(path) if config.pooling == "auto" else config.pooling,
     } | known.info
-    learning = _learning(replace(parts, default_drafter=kind, info=info), known, info, say)
+    learning = _learning(replace(parts, default_drafter=choice.kind, info=info), known, info, say)
     return Engine(learning)
 
 
@@ -185,12 +184,12 @@ def _on_kernels(target: GraphTarget) -> bool:
     return target.device.type == "cpu" and target.runner.reads_blocks
 
 
-def _reads_kv(kind: str, source: Path | None) -> bool:
-    return (
-        source is not None
-        and kind.startswith("mtp")
-        and read_config(source).get("model_type") in ASSISTANT_TYPES
-    )
+def _reader_of_kv(choice: DrafterChoice) -> Path | None:
+    """The drafter, if it reads K/V of the target."""
+    source = choice.source
+    if source is None or not choice.kind.startswith("mtp"):
+        return None
+    return source if read_config(source).get("model_type") in ASSISTANT_TYPES else None
 
 
 def _files_info(path: Path, target: GraphTarget) -> dict[str, Any]:

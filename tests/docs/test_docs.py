@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "benchmarks"]
+MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 LONGEST, MEDIAN = 40, 20  # words
 
 
@@ -56,3 +57,18 @@ def test_figures_come_from_scripts_that_are_here() -> None:
         assert "not in the repository" not in text, path.name
         for script in re.findall(r"\b((?:recipes|scripts|examples|tests|docs)/[\w./-]+\.(?:py|sh))", text):
             assert (ROOT / script).exists(), f"{path.name} names {script}"
+PAGES = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "benchmarks"]
+MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+
+
+def test_figures_of_commits_stand_on_one_page() -> None:
+    """Users read what holds now. What an earlier commit took is for those who work on it."""
+    for path in (ROOT / "docs").glob("*.md"):
+        hashes = re.findall(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}\b", path.read_text(encoding="utf-8"))
+        assert not hashes, f"{path.name}: {hashes} belong in docs/internals/measurements.md"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")]
+    assert not [page for page in pages if f": {page}\n" not in nav]

@@ -16,7 +16,7 @@ import torch
 from paceline.errors import CapacityError, UsageError
 from paceline.kv.layout import RECENT, LayerState
 
-GRAIN = 8  # tokens from a place where a state may stand to the next, see architecture.md
+GRAIN = 8  # tokens from a place where a state may stand to the next, see docs/internals/architecture.md
 Zeros = Callable[[tuple[int, ...]], torch.Tensor]
 
 
