@@ -57,14 +57,14 @@ def test_figures_come_from_scripts_that_are_here() -> None:
         assert "not in the repository" not in text, path.name
         for script in re.findall(r"\b((?:recipes|scripts|examples|tests|docs)/[\w./-]+\.(?:py|sh))", text):
             assert (ROOT / script).exists(), f"{path.name} names {script}"
-PAGES = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "benchmarks"]
-MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 
 
 def test_figures_of_commits_stand_on_one_page() -> None:
     """Users read what holds now. What an earlier commit took is for those who work on it."""
     for path in (ROOT / "docs").glob("*.md"):
-        hashes = re.findall(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}\b", path.read_text(encoding="utf-8"))
+        hashes = re.findall(
+            r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}\b", path.read_text(encoding="utf-8")
+        )
         assert not hashes, f"{path.name}: {hashes} belong in docs/internals/measurements.md"
 
 
