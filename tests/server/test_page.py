@@ -6,6 +6,7 @@ Skipped where the extra `browser` or a Chromium is missing; tests/server/test_pa
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -642,3 +643,62 @@ def test_a_talk_of_two_hundred_turns(page: Page, tmp_path: Path) -> None:
     page.tab.reload()
     page.answered(100)
     assert page.problems == []
+
+
+def test_what_could_have_stood_in_the_place_of_a_token(page: Page) -> None:
+    page.tab.check("#as-tokens")
+    page.say("alternatives", 1)
+    page.tab.locator(".turn .t").nth(2).hover()
+    page.see("#tip", "What could have stood here")
+    sync.expect(page.tab.locator("#tip .others tr")).to_have_count(5)
+    sync.expect(page.tab.locator("#tip .others .written")).to_have_count(1)
+    page.tab.reload()
+    page.answered(1)
+    page.tab.locator(".turn .t").nth(2).hover()
+    sync.expect(page.tab.locator("#tip .others tr")).to_have_count(5)
+    assert page.problems == []
+
+
+def test_the_actions_of_an_answer_stand_in_one_row(page: Page, s: Served) -> None:
+    s.engine.script = "word " * 200
+    page.tab.set_viewport_size({"width": 1280, "height": 800})
+    page.say("many", 1)
+    tops = page.tab.locator(".answer .act").evaluate_all(
+        "(all) => all.map((one) => one.getBoundingClientRect().top)"
+    )
+    assert len(tops) >= 4
+    assert max(tops) - min(tops) < 2
+
+
+def test_a_browser_without_modules_is_told(browser: Any, s: Served) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(s.url)
+    sync.expect(tab.locator(".old")).to_be_visible(timeout=15000)
+    context.close()
+
+
+SHOWN = (
+    "Here it is:\n\n```python\ndef mean(values: list[float]) -> float:\n    # of any numbers\n"
+    "    return sum(values) / len(values)\n\nprint(mean([1, 2.5]))\n```\n\nIt computes "
+    "$\\bar x = \\frac{1}{n}\\sum_i x_i$:\n\n$$\\bar x = \\frac{x_1 + \\dots + x_n}{n}$$\n"
+)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (768, "light"), (390, "dark")])
+def test_pictures_of_the_page_as_the_docs_show_it(
+    browser: Any, s: Served, width: int, scheme: str, tmp_path: Path
+) -> None:
+    """`PACELINE_PICTURES=docs/images` writes those of the manual."""
+    s.engine.script = SHOWN
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = Page(context, s.url)
+    page.say("The mean of a list, please", 1)
+    sync.expect(page.tab.locator("math")).to_have_count(2)
+    path = Path(os.environ.get("PACELINE_PICTURES", tmp_path)) / f"page-{width}-{scheme}.png"
+    page.tab.screenshot(path=str(path))
+    assert page.tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    assert path.stat().st_size > 10000
+    assert page.tab.evaluate(CONTRAST) == []
+    assert page.problems == []
+    context.close()

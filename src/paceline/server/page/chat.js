@@ -4,8 +4,9 @@ import { withTexts } from "./attached.js";
 import { copy, keep, kept, make } from "./dom.js";
 import { ask, countTokens, ServerError } from "./stream.js";
 import { AnswerView, editor, userTurn } from "./thread.js";
-import { firstThatFits, messages, newAnswer, newConversation, surelyFits } from "./turns.js";
+import { firstThatFits, messages, newAnswer, newConversation, surelyFits, withOthers } from "./turns.js";
 
+const ALTERNATIVES = 5; // tokens that are asked for in the place of each, where tokens are shown
 const DRAW = 60, SAVE = 3000; // ms from one time to the next while an answer is written
 
 export class Chat {
@@ -150,12 +151,13 @@ export class Chat {
     }
     const begin = performance.now();
     let drawn = 0, saved = begin, pause = DRAW, ended = "stop";
-    const body = { model: this.model.id, ...asked, messages: messages(about, first), speculation: { ...asked.speculation, trace: true } };
+    const body = { model: this.model.id, ...asked, messages: messages(about, first), speculation: { ...asked.speculation, trace: true },
+      ...(this.#on.asTokens() ? { logprobs: true, top_logprobs: ALTERNATIVES } : {}) };
     for await (const chunk of ask(body, signal)) {
       const choice = chunk.choices[0];
       turn.content += choice?.delta?.content ?? "";
       turn.thoughts += choice?.delta?.reasoning_content ?? "";
-      if (chunk.paceline) turn.steps.push(chunk.paceline);
+      if (chunk.paceline) turn.steps.push(withOthers(chunk.paceline, choice?.logprobs?.content));
       if (chunk.usage) turn.used = chunk.usage.total_tokens;
       if (chunk.warnings) turn.note = chunk.warnings.join("; ");
       const now = performance.now();

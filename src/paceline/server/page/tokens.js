@@ -88,6 +88,8 @@ export class TokenView {
     }
     const chosen = step.pieces.map((piece, i) => element("span", `chip ${step.origins[i] === "draft" ? "kept" : "own"}`, visible(piece)));
     lines.push(element("p", "label", `Step ${Number(span.dataset.step) + 1} wrote`), group(chosen));
+    const others = step.others?.[index] ?? [];
+    if (others.length) lines.push(element("p", "label", "What could have stood here"), table(others, step.pieces[index]));
     this.#tip.replaceChildren(...lines);
     this.#tip.hidden = false;
     this.#place(span.getBoundingClientRect());
@@ -108,4 +110,7 @@ export class TokenView {
 }
 
 const element = (name, kind, text) => make(name, { class: kind }, text);
+/** Tokens with their chances, the one that was written in bold. */
+const table = (others, written) => make("table", { class: "others" }, ...others.map(([piece, chance]) =>
+  make("tr", { class: piece === written && "written" }, element("td", "", visible(piece)), element("td", "to-right", `${(100 * chance).toFixed(1)} %`))));
 const group = (children) => make("div", { class: "chips" }, ...children);

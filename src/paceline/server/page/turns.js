@@ -35,12 +35,21 @@ function checkedTurn(turn) {
   };
 }
 
+/** A step with what else could have stood in the place of each of its tokens, [[piece, chance]], where the server tells. */
+export function withOthers(step, content) {
+  if (content?.length !== step.tokens.length) return step; // thoughts have none
+  return { ...step, others: content.map((one) => one.top_logprobs.map(({ token, logprob }) => [token, Math.exp(logprob)])) };
+}
+
+const isPair = (pair) => Array.isArray(pair) && isText(pair[0]) && Number.isFinite(pair[1]);
+const isOthers = (others) => others === undefined || (Array.isArray(others) && others.every((some) => Array.isArray(some) && some.every(isPair)));
+
 /** The steps of a text if all are whole, else none: then it has no colours. */
 export function checkedSteps(steps) {
   const lists = ["tokens", "pieces", "origins", "proposed", "proposed_pieces"];
   const whole = (step) => isObject(step) && lists.every((name) => Array.isArray(step[name]))
     && step.pieces.every(isText) && step.proposed_pieces.every(isText)
-    && step.tokens.length === step.pieces.length && step.origins.length === step.pieces.length;
+    && step.tokens.length === step.pieces.length && step.origins.length === step.pieces.length && isOthers(step.others);
   return Array.isArray(steps) && steps.every(whole) ? steps : [];
 }
 
