@@ -258,3 +258,12 @@ def test_one_text_at_a_time_is_checked_as_far_as_it_goes() -> None:
     assert forward.measure(subject, length=20).logits == 0
     found = identity.finding(subject, identity.compare(subject, Effort(tokens=200, length=14, cases=9), 0.0))
     assert found.outcome == "holds", found.words
+
+
+def test_a_certificate_names_the_model_without_the_path_to_it() -> None:
+    from paceline.check.proof import _named
+
+    assert _named("/home/ann/models/coder-q4.gguf") == "coder-q4.gguf"
+    assert _named("/c/hub/models--org--name/snapshots/abc") == "org/name"
+    assert _named("/venv/paceline/demo/target") == "demo/target"
+    assert _named("in memory") == "in memory"
