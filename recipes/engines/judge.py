@@ -120,6 +120,7 @@ class Reference:
 
     def __init__(self, files: Files, memo: Memo) -> None:
         self._files, self._memo = files, memo
+        self._read: dict[str, list[tuple[list[int], torch.Tensor]]] = {}
 
     @cached_property
     def model(self) -> Any:
@@ -150,24 +151,30 @@ class Reference:
         gaps: list[float] = self._memo.of(key, lambda: self._gaps(question, text))
         return gaps
 
-    @torch.inference_mode()
     def _gaps(self, question: str, text: Sequence[int]) -> list[float]:
-        ids = torch.tensor([[*self.prompt(question), *text]])
-        logits = self.model(ids, logits_to_keep=len(text) + 1).logits[0, :-1]
-        chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
-        gaps: list[float] = (logits.amax(1) - chosen).tolist()
+        below = self._below(question, text)[:-1]
+        gaps: list[float] = below.gather(1, torch.tensor(text)[:, None])[:, 0].tolist()
         return gaps
+
+    @torch.inference_mode()
+    def _below(self, question: str, text: Sequence[int]) -> torch.Tensor:
+        """[len(text) + 1, V] float32: nats of each token below the best, after each beginning of a text.
+
+        A text that begins as one that was read is not read again.
+        """
+        for known, below in self._read.setdefault(question, []):
+            if known[: len(text)] == list(text):
+                return below[: len(text) + 1]
+        ids = torch.tensor([[*self.prompt(question), *text]])
+        logits = self.model(ids, logits_to_keep=len(text) + 1).logits[0]
+        below = (logits.amax(1, keepdim=True) - logits).float()
+        self._read[question].append((list(text), below))
+        return below
 
     def gap(self, question: str, common: Sequence[int], pair: Sequence[int]) -> float:
         """How far the lesser of two tokens lies below the best, behind the common text."""
         key = ("gap", self._files.folder.name, question, list(common), sorted(pair))
-        return float(self._memo.of(key, lambda: self._gap(question, common, pair)))
-
-    @torch.inference_mode()
-    def _gap(self, question: str, common: Sequence[int], pair: Sequence[int]) -> float:
-        ids = torch.tensor([[*self.prompt(question), *common]])
-        logits = self.model(ids, logits_to_keep=1).logits[0, -1]
-        return float(logits.max() - logits[list(pair)].min())
+        return float(self._memo.of(key, lambda: float(self._below(question, common)[-1][list(pair)].max())))
 
 
 def asked(question: str) -> Asked:

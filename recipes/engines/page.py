@@ -31,8 +31,9 @@ $ python recipes/engines/run.py setup
 $ python recipes/engines/judge.py && python recipes/engines/page.py
 ```
 
-The tables were made on {machine}. Makers of an engine who find it asked in a wrong way: a change
-to its runner in `recipes/engines/runners` is welcome.
+The tables were made on {machine}. Makers of an
+engine who find it asked in a wrong way: a change to its runner in `recipes/engines/runners` is welcome. Not asked yet:
+vLLM, SGLang, ik_llama.cpp, onnxruntime-genai. A runner of some sixty lines adds one.
 
 ## How it is asked
 

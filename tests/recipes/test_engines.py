@@ -184,6 +184,32 @@ def test_the_reference_computes_in_float64_a_layer_at_a_time(recipe: dict[str, M
     assert {p.dtype for p in made.parameters()} == {torch.float32}
 
 
+def test_a_text_that_was_read_is_not_read_again(recipe: dict[str, ModuleType], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    judge = recipe["judge"]
+    asked: list[int] = []
+
+    class Reference(judge.Reference):  # type: ignore[misc,name-defined]
+        def prompt(self, question: str) -> list[int]:
+            return [0, 1]
+
+        def model(self, ids: Any, logits_to_keep: int) -> Any:
+            asked.append(ids.shape[1])
+            logits = -(ids[0, -logits_to_keep:, None] - torch.arange(8.0)).abs()[None].double()
+            return argparse.Namespace(logits=logits)
+
+    files, memo = recipe["draft"].Files(*map(Path, "tfdgq")), tmp_path / "memo.json"
+    reference = Reference(files, judge.Memo(memo))
+    assert reference.gaps("code-00", [1, 2, 5]) == [0.0, 1.0, 3.0]  # each token below its predecessor
+    assert reference.gap("code-00", [1, 2], [2, 7]) == 5.0
+    assert reference.gap("code-00", [1], [4, 1]) == 3.0
+    assert asked == [5]
+    assert reference.gap("code-00", [3], [3, 4]) == 1.0
+    assert asked == [5, 3]
+    assert Reference(files, judge.Memo(memo)).gap("code-00", [3], [4, 3]) == 1.0
+    assert asked == [5, 3]
+
+
 class FakeReference:
     """Token 4 lies `worst` nats below the best, everything else is the best."""
 
