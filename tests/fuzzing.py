@@ -33,7 +33,14 @@ from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
 from testing import OracleDrafter, RandomDrafter, ScriptedDrafter, Setup, make_engine, run
 
-DRAFTERS = ("ngram", "lookahead", "model", "random", "scripted", "oracle")
+DRAFTERS = (
+    "random",
+    "scripted",
+    "oracle",
+    "model",
+    "ngram",
+    "lookahead",
+)  # the first ones need no prompt of their own
 ROOMY = 64  # pages of the cache
 LONGEST = 40  # tokens of a prompt, and of an answer
 
@@ -141,7 +148,7 @@ PARAMS: dict[str, st.SearchStrategy[Any]] = {
     "presence_penalty": st.sampled_from([-0.5, 0.7]), "frequency_penalty": st.sampled_from([-0.3, 0.9]),
     "logit_bias": st.dictionaries(token, st.sampled_from([-9.0, 2.5, 9.0]), min_size=1, max_size=4),
     "bad_token_ids": tokens, "allowed_token_ids": tokens, "stop_token_ids": tokens, "min_tokens": st.integers(1, 20),
-    "logprobs": st.integers(0, 3), "ignore_eos": st.booleans(),
+    "logprobs": st.integers(0, 3), "ignore_eos": st.booleans(), "mirostat": st.just(2),
 }  # fmt: skip
 ASKED = st.fixed_dictionaries(
     {"max_tokens": st.integers(1, LONGEST), "seed": st.integers(0, 1000)}, optional=PARAMS

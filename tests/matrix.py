@@ -170,6 +170,13 @@ def pictures(llm: LLM, numbers: Seq[int]) -> list[Request]:
     return [(one, params(n)) for n, one in zip(numbers, made, strict=True)]
 
 
+def banned(llm: LLM, numbers: Seq[int]) -> list[Request]:
+    """Texts of one and of two tokens that are never written: whole words, and anywhere."""
+    one, two = llm.tokenizer.decode([WRITTEN[1]]), llm.tokenizer.decode([WRITTEN[2], WRITTEN[3]])
+    each = ({"bad_words": (one, two)}, {"banned_strings": (one, two)})
+    return [(prompt(llm, n), params(n, temperature=0.8, **each[n % 2])) for n in numbers]
+
+
 SAMPLERS = (
     {"temperature": 1.0, "typical_p": 0.6},
     {"temperature": 1.0, "top_n_sigma": 1.0},
@@ -177,6 +184,7 @@ SAMPLERS = (
     {"temperature": 1.0, "dynatemp_range": 0.9, "dynatemp_exponent": 1.5},
     {"temperature": 1.5, "min_p": 0.2, "temperature_last": True},
     {"temperature": 0.8, "dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("x",)},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
 )
 PENALTIES = (
     {"repetition_penalty": 1.4},
@@ -190,6 +198,7 @@ CONDITIONS = {
     "min-p": Condition(plainly({"temperature": 1.0, "min_p": 0.1})),
     "logit bias": Condition(plainly({"logit_bias": {40: 9.0, 52: 6.0, 64: -9.0}, "bad_token_ids": (76,)})),
     "penalties": Condition(plainly(*PENALTIES)),
+    "banned words": Condition(banned),
     "new samplers": Condition(plainly(*SAMPLERS)),
     "pictures": Condition(pictures, target=SEEING),
     "adapters": Condition(plainly({}), options={"adapter": "adapter"}),
