@@ -17,7 +17,10 @@ from typing import Literal
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.chat.options import asked_of
+from paceline.chat.road import Chats
 from paceline.hub.resolve import smollm2
+from paceline.text.formats.choose import load_tokenizer
 
 REAL = {"coder": ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")}
 GROUP, LEVELS = 32, 7
@@ -42,6 +45,17 @@ class Files:
 
     def draft(self, kind: Kind) -> Path:
         return self.draft_folder if kind == "folder" else self.draft_gguf
+
+
+class Talk:
+    """A model's template and tokenizer, without its weights: prompts as tokens, and tokens as words."""
+
+    def __init__(self, gguf: Path) -> None:
+        self.tokenizer = load_tokenizer(gguf, "auto")
+        self._chats = Chats.of(self.tokenizer)
+
+    def prompt(self, text: str) -> list[int]:
+        return [*self._chats.prompt(asked_of(self._chats, [{"role": "user", "content": text}], {})).ids]
 
 
 def convert(source: Path, to: Path, *flags: str) -> Path:

@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draft import Files, prepare
+from draft import Files, Talk, prepare
 from engines import PLAIN
 from questions import MAKE, Asked
 from run import CONTEXT, DEFAULT_WORK, Cell
-
-from paceline import LLM
 
 LEAST_REACH, MOST_REACH = 0.05, 1.0  # nats of a gap that may still be a near-tie
 REACH_TEXTS = 12  # plain texts of an engine that its reach is taken from
@@ -79,11 +77,15 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def in_float64(model: Any) -> Any:
     """Let a model compute in float64, holding one layer at a time in it: a large one fits no other way."""
 
+    stored: dict[torch.nn.Parameter, torch.Tensor] = {}  # of the layer at work
+
     def widen(module: torch.nn.Module, *_: Any) -> None:
-        module.double()
+        for parameter in module.parameters():
+            stored[parameter], parameter.data = parameter.data, parameter.data.double()
 
     def narrow(module: torch.nn.Module, *_: Any) -> None:
-        module.float()
+        for parameter in module.parameters():
+            parameter.data = stored.pop(parameter)
 
     model.model.embed_tokens.register_forward_hook(lambda module, given, out: out.double())
     for layer in (*model.model.layers, model.model.norm):
@@ -130,20 +132,19 @@ class Reference:
         return in_float64(load(self._files.folder, dtype=torch.float32, attn_implementation="eager"))
 
     @cached_property
-    def _llm(self) -> LLM:
-        return LLM(str(self._files.gguf), drafter="none", native=False)
+    def _talk(self) -> Talk:
+        return Talk(self._files.gguf)
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end a text; some engines write them down, some do not."""
-        return tuple(self._llm.engine.state.target.eos_token_ids)
+        return tuple(self._talk.tokenizer.eos_ids)
 
     def prompt(self, question: str) -> list[int]:
-        messages = [{"role": "user", "content": asked(question).text}]
-        return [*self._llm.render(messages)[0]]
+        return self._talk.prompt(asked(question).text)
 
     def words(self, ids: Sequence[int]) -> str:
-        return self._llm.tokenizer.decode(list(ids))
+        return self._talk.tokenizer.decode(list(ids))
 
     def gaps(self, question: str, text: Sequence[int]) -> list[float]:
         """Nats of each token of `text` below the reference's best at its place."""

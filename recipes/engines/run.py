@@ -31,11 +31,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draft import Files, prepare
+from draft import Files, Talk, prepare
 from engines import ENGINES, PLAIN, Engine, Mode
 from questions import Asked, questions
 
-from paceline import LLM
 from paceline.machine import free_memory
 
 HERE = Path(__file__).resolve().parent
@@ -293,9 +292,8 @@ def chosen(given: argparse.Namespace) -> list[Engine]:
 
 def prompts(files: Files, given: argparse.Namespace) -> Questions:
     """The questions as tokens: made once by the model's own template and tokenizer, the same for all engines."""
-    llm = LLM(str(files.gguf), drafter="none", native=False)
-    chosen = questions(given.questions, given.kinds)
-    made = [(a, [*llm.render([{"role": "user", "content": a.text}])[0]]) for a in chosen]
+    talk = Talk(files.gguf)
+    made = [(a, talk.prompt(a.text)) for a in questions(given.questions, given.kinds)]
     return [(a, ids) for a, ids in made if len(ids) + given.tokens < CONTEXT]
 
 

@@ -21,12 +21,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from draft import Files, prepare
+from draft import Files, Talk, prepare
 from engines import ENGINES, PLAIN, Engine
-from questions import Asked
 from run import DEFAULT_WORK, Cell, Died, File, Process, python_of, setup_of
 
-from paceline import LLM
 from paceline.audit.audit import ALPHA
 from paceline.check.chi2 import Fit, compare_samples, noncentrality
 
@@ -110,8 +108,7 @@ def _question(ids: list[int], seed: int, temperature: float) -> dict[str, Any]:
 
 
 def prompt(files: Files) -> list[int]:
-    llm = LLM(str(files.gguf), drafter="none", native=False)
-    return [*llm.render([{"role": "user", "content": Asked("sampled", "talk", PROMPT).text}])[0]]
+    return Talk(files.gguf).prompt(PROMPT)
 
 
 def rows(engine: Engine, files: Files, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
