@@ -106,12 +106,13 @@ def _of(rows: list[dict[str, Any]]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each cell."""
+    """A line for each cell. Identifiers have a column where plain decoding had any."""
     head = (
         "engine", "mode", "texts", "tokens", "differing", "near-ties", "plain errors", "largest gap", "reach",
         "identifiers lost",
     )  # fmt: skip
-    return _table(head, 2, map(_line, rows))
+    columns = len(head) if any(row.get("identifiers") for row in rows) else len(head) - 1
+    return _table(head[:columns], 2, (_line(row)[:columns] for row in rows))
 
 
 def _line(row: dict[str, Any]) -> Sequence[str]:
