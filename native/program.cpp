@@ -34,7 +34,7 @@ struct Pack : Job {
   char* out_;
 };
 
-bool elementwise(int code) { return code >= ADD && code <= COPY; }
+bool elementwise(int code) { return (code >= ADD && code <= COPY) || code == ADAPT; }  // column by column
 
 }  // namespace
 
@@ -149,7 +149,7 @@ int Program::run(const Rows& rows) {
   int status = check(rows);
   if (!status && further_.size() + copies_.size()) status = check_branches(rows) ? (copy_pages(), OK) : BAD_POSITION;
   status = status ? status : replay(rows);
-  further_.clear(), copies_.clear(), reach_.clear();
+  further_.clear(), copies_.clear(), reach_.clear(), text_of_.clear();
   return status;
 }
 
@@ -252,6 +252,7 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
       return k.scale(at(v[1], row), open, y, v.back().width);
     }
     case KEEP: return keep_row(op, row);
+    case ADAPT: return adapt_row(op, row, begin, begin + n);
     case BIAS: return k.add(x + begin, pointer(0) + begin, y + begin, n);
     case SOFTCAP: return k.softcap(x + begin, op.number, y + begin, n);
     case COPY: std::memcpy(y + begin, x + begin, n * sizeof(float)); return;
@@ -264,6 +265,24 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < width; ++i) y[i] += values[rank * width + i] * x[top_k + rank];
       return;
     }
+  }
+}
+
+void Program::adapt(const std::vector<int64_t>& starts, std::vector<Blend> texts) {
+  blends_ = std::move(texts);
+  text_of_.clear();
+  for (size_t text = 0; text < blends_.size() && text + 1 < starts.size(); ++text)
+    if (starts[text + 1] > static_cast<int64_t>(text_of_.size())) text_of_.resize(starts[text + 1], static_cast<int32_t>(text));
+}
+
+// values: x, y, which the adapters add to. integers: rank, a and b of each adapter; rank 0 where it changes nothing here.
+void Program::adapt_row(const Op& op, int64_t row, int64_t begin, int64_t end) {
+  if (row >= static_cast<int64_t>(text_of_.size())) return;
+  for (const auto& [number, factor] : blends_[text_of_[row]]) {
+    const int64_t* one = number < 0 || 3 * number + 2 >= static_cast<int64_t>(op.integers.size()) ? nullptr : &op.integers[3 * number];
+    if (!one || !one[0]) continue;
+    kernels().low_rank({at(op.values[0], row), reinterpret_cast<const float*>(one[1]), reinterpret_cast<const float*>(one[2]),
+                        at(op.values[1], row), op.values[0].width, op.values[1].width, one[0], begin, end, factor});
   }
 }
 

@@ -23,11 +23,11 @@ bool choose_kernels(const char* name);
 const char* bf16_dot_way();  // how pairs of bfloat16 are multiplied: "registers", "pairs" or "floats"; "" if they are not
 
 enum Code : int {
-  EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP,  // of one row
+  EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP, ADAPT,  // of one row
   LINEAR, ATTENTION, EXPERTS, GATHER, DELTA,
-  GATED_CLAMPED = 24,  // only what experts' gate and value go through
-  BLOCK_CONV = 25,
-  CONVOLVE = 26
+  GATED_CLAMPED = 25,  // only what experts' gate and value go through
+  BLOCK_CONV = 26,
+  CONVOLVE = 27
 };
 
 struct Value {  // `width` columns of a buffer, from `column`
@@ -76,6 +76,8 @@ class Program : public Job {
   using Copy = std::tuple<int32_t, int32_t, int64_t>;
   void branch(std::vector<Further> further, std::vector<Copy> copies);
   void reach(std::vector<int32_t> ends) { reach_ = std::move(ends); }  // of the next run only: by row, see `AttentionArgs`
+  using Blend = std::vector<std::pair<int, float>>;  // adapters, by number, and what each is multiplied with
+  void adapt(const std::vector<int64_t>& starts, std::vector<Blend> texts);  // of the next run only: texts by their first rows
   void bind_states(States states) { states_ = std::move(states); }
   int run(const Rows& rows);
   void chunk(int step, int index, int thread) override;
@@ -135,6 +137,7 @@ class Program : public Job {
   int settle();
 
   void row_op(const Op& op, int64_t row, int64_t begin, int64_t end);
+  void adapt_row(const Op& op, int64_t row, int64_t begin, int64_t end);
   void store(const Op& op, int64_t row);
   void store_at(const Op& op, int64_t row, int32_t slot);
   bool check_branches(const Rows& rows) const;
@@ -177,6 +180,8 @@ class Program : public Job {
   Rows rows_;
   std::vector<Further> further_;  // sorted
   std::vector<Copy> copies_;
+  std::vector<Blend> blends_;   // by text
+  std::vector<int32_t> text_of_;  // by row; empty: no row has adapters
   std::vector<int32_t> reach_;  // 0: a row sees no key after itself
   int64_t token_limit_ = INT64_MAX, heads_ = INT64_MAX;  // least of any op
   bool reads_cache_ = false, reads_states_ = false;  // an op does

@@ -56,6 +56,28 @@ static void softcap(const float* x, float cap, float* y, int64_t n) {
   each(x, y, n, [cap](V a) { return vtanh(a / broadcast(cap)) * cap; });
 }
 
+// Blocks of ranks, each rank and each output in one order: a row's bits do not depend on which part of it is computed.
+static void low_rank(const LowRankArgs& c) {
+  constexpr int BLOCK = 64;
+  float inner[BLOCK];
+  for (int64_t first = 0; first < c.rank; first += BLOCK) {
+    const int64_t count = c.rank - first < BLOCK ? c.rank - first : BLOCK;
+    for (int64_t k = 0; k < count; ++k) {
+      const float* a = c.a + (first + k) * c.in;
+      V s[4] = {};
+      for (int64_t i = 0; i < c.in; i += 4 * L)
+        for (int j = 0; j < 4; ++j)
+          if (i + j * L < c.in) s[j] = fma(load_at(a, i + j * L, c.in), load_at(c.x, i + j * L, c.in), s[j]);
+      inner[k] = c.factor * reduce((s[0] + s[1]) + (s[2] + s[3]));
+    }
+    for (int64_t o = c.begin; o < c.end; o += L) {
+      V sum = load_at(c.y, o, c.end);
+      for (int64_t k = 0; k < count; ++k) sum = fma(broadcast(inner[k]), load_at(c.b + (first + k) * c.out, o, c.end), sum);
+      store_at(c.y, o, c.end, sum);
+    }
+  }
+}
+
 static void norm(const float* x, const float* weight, float* y, int64_t width, int groups, float eps) {
   int64_t n = width / groups;
   for (int g = 0; g < groups; ++g, x += n, y += n) {

@@ -118,6 +118,7 @@ class Trial {
     if (!same([&](const Kernels& k, float* y) { k.norm(a, b, y, 2 * kColumns, 2, 1e-6f); })) return "a norm";
     if (!same([&](const Kernels& k, float* y) { k.rotary(a, b, y, 2 * 36, 2, 36, 1.0f, 7); })) return "rotary positions";
     if (!same([&](const Kernels& k, float* y) { k.softmax(a, y, kColumns); })) return "a softmax";
+    if (!same([&](const Kernels& k, float* y) { k.low_rank({a, b, b, y, kColumns, kColumns, 2, 0, kColumns, 0.5f}); })) return "an adapter";
     if (!same([&](const Kernels& k, float* y) { k.gated_silu(a, b, y, kColumns), k.gated_gelu(a, b, y + kColumns, kColumns); }))
       return "an activation";
     return same([&](const Kernels& k, float* y) { k.softcap(a, 1.5f, y, kColumns), k.add(a, b, y + kColumns, kColumns); }) ? nullptr : "a sum";

@@ -148,6 +148,13 @@ struct DeltaArgs {  // one value head of linear attention over a run of rows of 
   float* scratch;  // delta_scratch(...) floats
 };
 
+struct LowRankArgs {  // what an adapter adds to outputs begin..end-1 of one row, see rowops.h
+  const float *x, *a, *b;
+  float* y;
+  int64_t in, out, rank, begin, end;
+  float factor;
+};
+
 struct LossRow {
   float* logits;        // [count] the drafter's; they become the gradient
   const float* log_p;   // [count] of the target
@@ -176,6 +183,8 @@ struct Kernels {
   void (*store_packed)(const Pages&, bool keys, int64_t index, const float* x);  // place `index` of the pool, all heads
   int64_t (*delta_scratch)(int64_t key_dim, int64_t value_dim);
   void (*delta_rule)(const DeltaArgs&);
+  // y[o] += sum over k < rank of factor * (a[k] . x) * b[k][o] for o in [begin, end); a [rank][in], b [rank][out]
+  void (*low_rank)(const LowRankArgs&);
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
   void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int64_t rotated,
                  float factor, int32_t position);  // the first `rotated` columns of each head, times factor

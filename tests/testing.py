@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from paceline.control.fixed import FixedPolicy
-from paceline.core import MAX_DRAFT_TOKENS, Completion, Draft, ForwardBatch, SamplingParams
+from paceline.core import MAX_DRAFT_TOKENS, Blend, Completion, Draft, ForwardBatch, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.lookahead import LookaheadDrafter
@@ -60,6 +61,8 @@ class TinyTarget:
             torch.randn(3, WIDTH, WIDTH, generator=g, dtype=torch.float64) * 0.6 for _ in LAYOUT.layers
         ]
         self.head = torch.randn(WIDTH, VOCAB, generator=g, dtype=torch.float64) * 1.5
+        # by number, what each adapter adds to q, k and v
+        self.adapters = torch.randn(2, 3, WIDTH, WIDTH, generator=g, dtype=torch.float64) * 0.6
         self.forwards = 0
 
     def forward(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
@@ -68,13 +71,16 @@ class TinyTarget:
     def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[torch.Tensor, ...]:
         self.forwards += 1
         out, between = [], []
-        further = branched(rows, cache)
+        further, blends = branched(rows, cache), blends_of(rows)
         for row, (token, position, slot) in enumerate(
             zip(rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True)
         ):
             x = self.embedding[token] + self.place[position] + (torch.nan if token == self.poison else 0.0)
             for layer, spec in enumerate(LAYOUT.layers):
-                q, k, v = (x @ w for w in self.qkv[layer])
+                added = sum(
+                    (factor * self.adapters[number] for number, factor in blends[row]), torch.zeros(())
+                )
+                q, k, v = (x @ w for w in self.qkv[layer] + added)
                 at = keys_of(cache, spec.kind, slot, position + 1)
                 for other in (slot, *further.get(row, ())):
                     place = keys_of(cache, spec.kind, other, position + 1)[-1]
@@ -87,6 +93,14 @@ class TinyTarget:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.stack([row @ self.head for row in hidden])
+
+
+def blends_of(rows: ForwardBatch) -> list[Blend]:
+    """The adapters of each row."""
+    if rows.adapters is None:
+        return [()] * rows.count
+    spans = zip(pairwise(rows.adapters.starts), rows.adapters.texts, strict=True)
+    return [blend for (start, end), blend in spans for _ in range(start, end)]
 
 
 def branched(rows: ForwardBatch, cache: KVCache) -> dict[int, list[int]]:

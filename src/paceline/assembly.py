@@ -7,7 +7,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,13 +32,14 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.states import MemoryDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engine.engine import Engine, EngineParts
-from paceline.errors import CapacityError, LoadError, UsageError
+from paceline.errors import CapacityError, LoadError, UsageError, sized
 from paceline.hub.cache import hub_cache
 from paceline.hub.outline import as_named
 from paceline.hub.resolve import Role, bundled, find_assistant, look_at, resolve
 from paceline.kv.cache import KVCache
 from paceline.media.build import reader_of
 from paceline.models.adapter import Adapter, load_adapter, unmerged
+from paceline.models.adapters import AdapterBank
 from paceline.models.base import Target
 from paceline.models.config import read_config
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant
@@ -96,11 +97,11 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     device = _device_and_threads(config)
     path, choice = find_models(config)
     beside = check_gpu(config, path, choice.source, free_memory(device)) if device.type == "cuda" else 0
-    adapter = find_adapter(config, path, say)
+    adapters = find_adapters(config, path, say)
     tokenizer = load_tokenizer(path, config.chat_format, config.chat_template)
     team = unless_built.enter_context(gather(config, path, _reader_of_kv(choice)))
     runner, arithmetic = team.over(*pick_runner(config, device, team.group, say))
-    target = load_share(config, path, adapter, runner, team.shard)
+    target = load_share(config, path, adapters, runner, team.shard)
     net = _load_network(config, choice, target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     team.meet(target)
@@ -117,6 +118,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         tokenizer=tokenizer,
         media=reader_of(config, path, target, tokenizer, min(target.max_len, cache.max_tokens)),
         **step_options(config),
+        adapters=() if adapters.bank is None else adapters.bank.names,
         draft_tree=_tree(config, choice.kind, drafters, cache),
         own_threads=_on_kernels(target) and all(is_ours(drafter) for drafter in drafters.values()),
         watch=team.watch,
@@ -125,10 +127,9 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     known = start_up(config, Pair(parts, path, choice.source, _settings(config, target, arithmetic)), say)
     info: dict[str, Any] = {
         "target": str(path),
-        "adapter": None if adapter is None else str(adapter.folder),
+        **adapters.about(),
         **choice.info(),
-        "draft_tree": config.draft_tree,
-        "verify": config.verify,
+        **_drafting_info(config),
         "device": str(device),
         **_files_info(path, target),
         "arithmetic": arithmetic,
@@ -161,12 +162,14 @@ def _learning(parts: EngineParts, known: Startup, info: dict[str, Any], say: Say
 
 
 def load_share(
-    config: EngineConfig, path: Path, adapter: Adapter | None, runner: Runner, shard: tuple[int, int] | None
+    config: EngineConfig, path: Path, adapters: Adapters, runner: Runner, shard: tuple[int, int] | None
 ) -> GraphTarget:
     """The target, or what a rank has of it."""
-    transform, dtype = _transform(config.quantize, adapter), DTYPES.get(config.dtype)
-    device = pick_device(config.device)
-    target = load_target(path, device=device, runner=runner, dtype=dtype, transform=transform, shard=shard)
+    transform, dtype = _transform(config.quantize, adapters.merged), DTYPES.get(config.dtype)
+    target = load_target(
+        path, device=pick_device(config.device), runner=runner, dtype=dtype, transform=transform, shard=shard,
+        adapters=adapters.bank,
+    )  # fmt: skip
     target.expect(config.max_model_len)
     if config.kv_cache == "int8":
         target.keep_bytes()
@@ -190,6 +193,10 @@ def _reader_of_kv(choice: DrafterChoice) -> Path | None:
     if source is None or not choice.kind.startswith("mtp"):
         return None
     return source if read_config(source).get("model_type") in ASSISTANT_TYPES else None
+
+
+def _drafting_info(config: EngineConfig) -> dict[str, Any]:
+    return {"draft_tree": config.draft_tree, "verify": config.verify}
 
 
 def _files_info(path: Path, target: GraphTarget) -> dict[str, Any]:
@@ -247,16 +254,38 @@ def _device_and_threads(config: EngineConfig) -> torch.device:
     return pick_device(config.device)
 
 
-def find_adapter(config: EngineConfig, target: Path, say: Say) -> Adapter | None:
-    """The adapter that was asked for, checked against the target's config; says so if one lies there unasked."""
-    if config.adapter is None:
-        beside = unmerged(target)
-        if beside is not None:
-            say(beside)
-        return None
-    adapter = load_adapter(resolve(config.adapter, "adapter"), target)
-    say(f"adapter {config.adapter} is merged into {len(adapter.parts) + len(adapter.whole)} weights")
-    return adapter
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapter that is merged into the weights, and those that requests choose."""
+
+    merged: Adapter | None
+    bank: AdapterBank | None
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "adapter": None if self.merged is None else str(self.merged.folder),
+            "adapters": {} if self.bank is None else self.bank.about(),
+        }
+
+
+def find_adapters(config: EngineConfig, target: Path, say: Say) -> Adapters:
+    """The adapters that were asked for, checked against the target's config; says so if one lies there unasked."""
+    merged, beside = None, unmerged(target)
+    if config.adapter is not None:
+        merged = load_adapter(resolve(config.adapter, "adapter"), target)
+        say(f"adapter {config.adapter} is merged into {len(merged.parts) + len(merged.whole)} weights")
+    elif beside is not None:
+        say(beside)
+    if not config.adapters:
+        return Adapters(merged, None)
+    found = [(name, load_adapter(resolve(path, "adapter"), target)) for name, path in config.adapters]
+    bank = AdapterBank.of(found)
+    for name, adapter in found:
+        ranks = ", ".join(map(str, bank.ranks(name)))
+        say(
+            f"adapter {name}: {len(adapter.parts)} matrices of rank {ranks}, {sized(bank.nbytes(name))}, by request"
+        )
+    return Adapters(merged, bank)
 
 
 def find_models(config: EngineConfig) -> tuple[Path, DrafterChoice]:

@@ -25,11 +25,14 @@ from paceline.options import (
     Flag,
     Length,
     Look,
+    Merged,
+    Named,
     Size,
     Text,
     Tree,
     Whole,
     aliases_of,
+    is_named,
     option,
     rows_of,
     settle,
@@ -38,7 +41,8 @@ from paceline.options import (
 IMAGE_TOKENS = (70, 140, 280, 560, 1120)
 EVERYWHERE = COMMANDS | LIBRARY | FILE | ENVIRONMENT
 UNSWEPT = EVERYWHERE - {"check", "bench"}  # what these two go through themselves
-_HUB = "give a folder or a hub id"
+_HUB = "give a folder, a GGUF file or a hub id"
+MOST_ADAPTERS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +97,15 @@ class EngineConfig(StepOptions):
     )  # fmt: skip
     adapter: str | None = option(
         None,
-        Text(_HUB, path=True, several="several adapters cannot be merged together: merge them with PEFT, or give one"),
-        "A LoRA adapter (PEFT's layout; folder or hub id) to merge into the target's weights at load; one.", MODEL,
-        aliases=("lora", "lora_path"), doors=EVERYWHERE, look=Look(metavar="DIR"),
+        Merged(_HUB, path=True, several="several adapters cannot be merged together: give each a name, NAME=PATH, by "
+        "which requests choose it, or merge them with PEFT"),
+        "A LoRA adapter (folder in PEFT's layout, GGUF file or hub id) to merge into the target's weights at load. As "
+        "NAME=PATH, any number of times: one for requests to choose, as of --adapters.", MODEL,
+        aliases=("lora", "lora_path"), doors=EVERYWHERE, look=Look(metavar="PATH"),
+    )  # fmt: skip
+    adapters: tuple[tuple[str, str], ...] = option(
+        (), Named(MOST_ADAPTERS), "LoRA adapters that requests choose by name, none of them merged; can be given several "
+        "times.", MODEL, aliases=("lora_modules", "lora_paths"), doors=EVERYWHERE, look=Look(metavar="NAME=PATH"),
     )  # fmt: skip
     dtype: str = option(
         "auto", Choice(("auto", "float32", "bfloat16", "float16")),
@@ -183,6 +193,14 @@ class EngineConfig(StepOptions):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        given: Any = self.adapter
+        listed = list(given) if isinstance(given, list | tuple) else [given]
+        if named := [item for item in listed if is_named(item)]:
+            others: Any = self.adapters
+            pairs = Named(MOST_ADAPTERS)
+            if pairs.accepts(others):
+                object.__setattr__(self, "adapters", (*pairs.normal(others), *pairs.normal(named)))
+            object.__setattr__(self, "adapter", [item for item in listed if item not in named])
         settle(self)
 
     @classmethod
@@ -207,6 +225,7 @@ class EngineOptions(TypedDict, total=False):
 
     drafter: str | os.PathLike[str]
     adapter: str | os.PathLike[str] | list[str] | tuple[str, ...] | None
+    adapters: Mapping[str, str | os.PathLike[str]] | list[str] | tuple[tuple[str, str], ...]
     device: str
     dtype: str
     activations: Literal["auto", "float32"]
@@ -284,3 +303,4 @@ class SamplingOptions(TypedDict, total=False):
     reference: str | list[int] | tuple[int, ...] | None
     constraint: Callable[[], Constraint] | None
     pooling: Pooling | None
+    lora: str | Mapping[str, float] | list[str] | tuple[tuple[str, float], ...]

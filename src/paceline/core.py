@@ -17,10 +17,12 @@ from paceline.options import (
     FILE,
     INFINITE,
     LIBRARY,
+    MODEL,
     PAGE,
     REQUEST,
     SAMPLING,
     SPECULATION,
+    Blended,
     Choice,
     Flag,
     Length,
@@ -256,6 +258,10 @@ class SamplingParams:
         None, Choice(get_args(Pooling)), "No text but an embedding of the prompt: of its last token, or the mean of all.",
         SAMPLING, doors=LIBRARY,
     )  # fmt: skip
+    lora: tuple[tuple[str, float], ...] = option(
+        (), Blended(16, 100), "An adapter that was loaded with a name (--adapters), or several with a factor each.",
+        MODEL, aliases=("adapter",), doors=_WRITTEN, look=Look(metavar="NAME"),
+    )  # fmt: skip
     edits: bool = field(
         init=False, repr=False
     )  # whether single logits change, constraint and min_tokens apart
@@ -348,6 +354,7 @@ class Sequence:
     constraint: Constraint | None = None
     shown: Any = None  # what a third party's drafter is shown of it, see drafters/guard.py
     media: tuple[SoftTokens, ...] = ()  # of the prompt
+    adapters: Blend = ()  # in the order of their numbers
 
     @property
     def pending(self) -> list[int]:
@@ -359,7 +366,16 @@ class Sequence:
 
 
 Numbers = tuple[list[int], list[int], list[int]]
+Blend = tuple[tuple[int, float], ...]  # adapters by their number, each with a factor
 Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which adapters the rows of a forward are computed with; an empty blend: with none."""
+
+    starts: list[int]  # [B + 1] offsets of the texts' rows
+    texts: list[Blend]  # [B]
 
 
 class ForwardBatch:
@@ -368,7 +384,7 @@ class ForwardBatch:
     `numbers` (tokens, positions, slots) hold until a tensor is asked for: a few rows are cheaper as lists. See `of`.
     """
 
-    __slots__ = ("_make", "_tensors", "branches", "media", "numbers", "starts")
+    __slots__ = ("_make", "_tensors", "adapters", "branches", "media", "numbers", "starts")
 
     def __init__(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, starts: list[int]
@@ -376,6 +392,7 @@ class ForwardBatch:
         self.numbers: Numbers | None = None
         self.branches: Branches | None = None  # of trees
         self.media: MediaRows | None = None
+        self.adapters: AdapterRows | None = None  # None: no row has one
         self.starts = starts  # [B + 1] host offsets into N
         self._tensors: Tensors | None = (tokens, positions, slots)
         self._make: Callable[[Numbers], Tensors] | None = None
@@ -384,7 +401,7 @@ class ForwardBatch:
     def of(cls, numbers: Numbers, starts: list[int], make: Callable[[Numbers], Tensors]) -> ForwardBatch:
         rows = cls.__new__(cls)
         rows.numbers, rows.starts, rows._tensors, rows._make = numbers, starts, None, make
-        rows.branches = rows.media = None
+        rows.branches = rows.media = rows.adapters = None
         return rows
 
     def _made(self) -> Tensors:

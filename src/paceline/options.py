@@ -8,7 +8,8 @@ settings are made of rows, so a new option is one row.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, cast
@@ -18,6 +19,9 @@ from paceline.tree import MOST_DEEP, MOST_WIDE, Shape
 
 INFINITE = float("inf")
 MOST_NUMBER = 2**62  # the kernels count in 64 bits
+MOST_NAME = 128  # characters of an adapter's name
+NAME = re.compile(r"[A-Za-z0-9][\w.:/@-]{0,127}", re.ASCII)
+NAMED = re.compile(rf"({NAME.pattern})=.+", re.ASCII | re.DOTALL)
 
 COMMANDS = frozenset({"run", "generate", "serve", "check", "bench"})  # those that load an engine
 LIBRARY = frozenset({"library"})
@@ -139,6 +143,111 @@ class Text(Kind):
         if isinstance(value, list | tuple):
             return self.normal(value[0]) if value else None
         return str(os.fspath(value)) if isinstance(value, os.PathLike) else value
+
+
+@dataclass(frozen=True)
+class Merged(Text):
+    """A path alone, or several as NAME=PATH, which are left as they are for `Named`."""
+
+    def accepts(self, value: Any) -> bool:
+        if not isinstance(value, list | tuple):
+            return self._is(value)
+        return super().accepts([item for item in value if not is_named(item)])
+
+    def normal(self, value: Any) -> Any:
+        listed = list(value) if isinstance(value, list | tuple) else [value]
+        if any(map(is_named, listed)):
+            return tuple(item if isinstance(item, str) else str(os.fspath(item)) for item in listed)
+        return super().normal(value)
+
+
+def is_named(value: object) -> bool:
+    """Whether a text is NAME=PATH, and not a path that has = in it."""
+    return isinstance(value, str) and NAMED.fullmatch(value) is not None and not os.path.exists(value)
+
+
+@dataclass(frozen=True)
+class Named(Kind):
+    """Paths by name: a mapping, texts NAME=PATH, or pairs; stored as pairs. Raises UsageError for a name given twice."""
+
+    most: int
+
+    def wanted(self) -> str:
+        return f"give up to {self.most} as NAME=PATH, names of letters, digits and . _ : / @ -"
+
+    def accepts(self, value: Any) -> bool:
+        pairs = self._pairs(value)
+        if pairs is None or len(pairs) > self.most:
+            return False
+        names = [name for name, _ in pairs]
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            raise UsageError(f"two adapters are named {twice}: give each a name of its own")
+        return all(NAME.fullmatch(name) and path for name, path in pairs)
+
+    def normal(self, value: Any) -> tuple[tuple[str, str], ...]:
+        return tuple(self._pairs(value) or ())
+
+    def _pairs(self, value: Any) -> list[tuple[str, str]] | None:
+        """None for what is none of the forms."""
+        listed = (
+            [value] if isinstance(value, str) else list(value.items() if isinstance(value, Mapping) else ())
+        )
+        listed = list(value) if isinstance(value, list | tuple) else listed
+        if not listed and value not in ({}, (), []):
+            return None
+        pairs: list[tuple[str, str]] = []
+        for item in listed:
+            pair = item.split("=", 1) if isinstance(item, str) else item
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+                return None
+            if not isinstance(pair[1], str | os.PathLike):
+                return None
+            pairs.append((pair[0], str(os.fspath(pair[1]))))
+        return pairs
+
+
+@dataclass(frozen=True)
+class Blended(Kind):
+    """Names of adapters, each with a factor: a name, a list of names or pairs, or a mapping; stored as pairs."""
+
+    most: int
+    largest: float
+
+    def wanted(self) -> str:
+        bounds = f"from -{self.largest:g} to {self.largest:g}"
+        return f"give an adapter's name, or up to {self.most} names with a factor {bounds}"
+
+    def accepts(self, value: Any) -> bool:
+        pairs = self._pairs(value)
+        if pairs is None or len(pairs) > self.most or len(dict(pairs)) < len(pairs):
+            return False
+        return all(0 < len(name) <= MOST_NAME and abs(factor) <= self.largest for name, factor in pairs)
+
+    def normal(self, value: Any) -> tuple[tuple[str, float], ...]:
+        return tuple((name, float(factor)) for name, factor in self._pairs(value) or ())
+
+    def read(self, text: str) -> list[tuple[str, float]]:
+        """NAME, or NAME=FACTOR,NAME=FACTOR."""
+        said = (part.partition("=") for part in text.split(","))
+        return [(name, float(factor) if equals else 1.0) for name, equals, factor in said]
+
+    def _pairs(self, value: Any) -> list[tuple[str, float]] | None:
+        if isinstance(value, str):
+            return [(value, 1.0)]
+        if not isinstance(value, Mapping | list | tuple):
+            return None
+        pairs: list[tuple[str, float]] = []
+        for item in value.items() if isinstance(value, Mapping) else value:
+            name, factor = (item, 1.0) if isinstance(item, str) else _pair(item)
+            if not isinstance(name, str) or isinstance(factor, bool) or not isinstance(factor, int | float):
+                return None
+            pairs.append((name, factor))
+        return pairs
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    return (item[0], item[1]) if isinstance(item, list | tuple) and len(item) == 2 else (None, None)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from paceline.assembly import find_adapter, load_mtp, load_share
+from paceline.assembly import find_adapters, load_mtp, load_share
 from paceline.core import ForwardBatch
 from paceline.errors import EngineLost, PacelineError
 from paceline.kv.cache import KVCache
@@ -41,8 +41,8 @@ class Share:
         memory = order.memory
         self.group = TorchGroup(*shard) if memory is None else MemoryGroup(*shard, memory)
         self._runner, arithmetic = pick_runner(config, device, self.group)
-        adapter = find_adapter(config, order.target, lambda line: None)
-        self._target = target = load_share(config, order.target, adapter, self._runner, shard)
+        adapters = find_adapters(config, order.target, lambda line: None)
+        self._target = target = load_share(config, order.target, adapters, self._runner, shard)
         graphs = [target.hidden_graph]
         if order.assistant is not None:
             graphs.append(load_mtp(config, order.assistant, target).step_graph)
@@ -68,7 +68,7 @@ class Share:
         for kind, page in forward.scrubbed:
             cache.scrub(kind, page)
         rows = ForwardBatch.of(forward.numbers, forward.starts, partial(tensors_of, self.device))
-        rows.branches = forward.branches
+        rows.branches, rows.adapters = forward.branches, forward.adapters
         given = {name: torch.from_numpy(value).to(self.device) for name, value in forward.given.items()}
         self._runner.run(self._graphs[forward.graph], rows, cache, given)
 

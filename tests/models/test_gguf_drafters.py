@@ -20,7 +20,7 @@ from paceline.assembly import choose_drafter
 from paceline.checkpoints.gguf.source import GgufCheckpoint
 from paceline.config import EngineConfig
 from paceline.convert.to_gguf import write_gguf
-from paceline.errors import PairError, UsageError
+from paceline.errors import ConfigError, PairError
 from paceline.hub.resolve import bundled, find_assistant, resolve
 from paceline.models.config import read_config
 from small_tokenizers import SIZE, byte_level, fallback
@@ -129,9 +129,7 @@ def test_a_draft_model_without_a_tokenizer_is_taken_as_it_is(drafts: Path, tmp_p
 
 
 def test_a_file_is_no_adapter(drafts: Path) -> None:
-    with pytest.raises(
-        UsageError, match="is a GGUF file, which cannot be used here: give the folder of a LoRA"
-    ):
+    with pytest.raises(ConfigError, match="is no LoRA adapter"):
         paceline.LLM(str(drafts / "target"), adapter=str(drafts / "draft.gguf"))
 
 

@@ -14,10 +14,12 @@ import torch
 from checkpoints import FAMILIES, VOCAB, build_assistant, build_target
 from decoders import build_decoder
 from paceline.convert.to_gguf import write_gguf
-from paceline.core import ForwardBatch
+from paceline.core import AdapterRows, ForwardBatch
 from paceline.errors import UsageError
 from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
+from paceline.models.adapter import Adapter, Part
+from paceline.models.adapters import AdapterBank
 from paceline.models.registry import load_assistant, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops import native
@@ -129,6 +131,39 @@ def test_ranks_together_compute_what_one_does(family: str, ranks: int, tmp_path:
     each = together(ranks, load, states)
     torch.testing.assert_close(each[0][0], want, rtol=1e-11, atol=1e-11)
     assert all(torch.equal(part[0], each[0][0]) for part in each)
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "native"])
+def test_adapters_are_cut_as_their_matrices_are(kernels: bool, tmp_path: Path) -> None:
+    """Of a matrix that is cut by outputs, and of one that is cut by inputs."""
+    build_decoder("llama", tmp_path)
+    plain = alone(loader(tmp_path, native_runner if kernels else eager(torch.float64)), states)
+    generator = torch.Generator().manual_seed(3)
+    layer = load_target(tmp_path).layers[1]  # type: ignore[attr-defined]
+    parts = {}
+    for name, weight in (
+        ("self_attn.q_proj", layer.attention.q.weight),
+        ("mlp.down_proj", layer.mlp.down.weight),
+    ):
+        a = torch.randn(3, weight.in_features, generator=generator)
+        parts[f"layers.1.{name}"] = Part(a, torch.randn(weight.out_features, 3, generator=generator), 0.2)
+    bank = AdapterBank.of([("a", Adapter(tmp_path, parts, {}, []))])
+
+    def adapted(target: GraphTarget) -> tuple[torch.Tensor, ...]:
+        cache = cache_of(target)
+        cache.open(1, TOKENS, share=False)
+        with cache.tail([(1, TOKENS)]) as tail:
+            rows = tail.rows()
+            rows.adapters = AdapterRows(rows.starts, [((0, 0.7),)])
+            found = target.runner.run(target.hidden_graph, rows, cache, {})
+            tail.commit([len(TOKENS)])
+        return (found[0].clone() if found else torch.empty(0),)
+
+    dtype, near = (torch.float32, 1e-4) if kernels else (torch.float64, 1e-11)
+    load = loader(tmp_path, native_runner if kernels else eager(dtype), dtype=dtype, adapters=bank)
+    (want,) = alone(load, adapted)
+    torch.testing.assert_close(together(2, load, adapted)[0][0], want, rtol=near, atol=near)
+    assert (want - plain[0]).abs().max() > 0.01
 
 
 def test_heads_that_are_read_by_unequal_numbers_of_ranks(tmp_path: Path) -> None:

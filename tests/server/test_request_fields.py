@@ -159,7 +159,7 @@ def test_strict_makes_them_errors(strict: Served, more: dict[str, Any], param: s
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tfs_z", 0.5), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words_ids", [[5]]), ("lora", [{"id": 0}]),
+    [("tfs_z", 0.5), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words_ids", [[5]]), ("lora_request", {"name": "a"}),
      ("use_beam_search", True)],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from paceline.checkpoints.safetensors_file import Entry, broken, read_header
 from paceline.checkpoints.spellings import usual
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
-from paceline.ops.base import Weight, WeightKind
+from paceline.ops.base import LowRank, Weight, WeightKind
 from paceline.ops.blocks import BLOCKS as BLOCK_KINDS
 from paceline.ops.reference import dequantize
 
@@ -361,9 +362,14 @@ class Weights:
         """
         self.device, self.folder, self.skipped = device, tensors.folder, tensors.skipped
         self._tensors, self._dtype, self._transform = tensors, dtype, transform
+        self.adapted: Mapping[str, tuple[LowRank | None, ...]] = {}  # what adapters add, by matrix
         self._blocks = blocks and transform is None and (dtype is None or device.type == "cuda")
 
     def matrix(self, name: str) -> Weight:
+        weight, adapted = self._plain(name), self.adapted.get(name, ())
+        return replace(weight, adapted=adapted) if adapted else weight
+
+    def _plain(self, name: str) -> Weight:
         if self._blocks and (kept := self._tensors.take_blocks(f"{name}.weight")):
             return self._of_blocks(*kept)
         scale = self._tensors.take_scale(f"{name}.weight")

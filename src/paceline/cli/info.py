@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def command(
 
 
 def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
-    from paceline.assembly import choose_drafter, find_adapter
+    from paceline.assembly import choose_drafter, find_adapters
     from paceline.checkpoints.foreign import KINDS
     from paceline.memory import why_not
     from paceline.models.inspection import inspect
@@ -131,12 +132,20 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
                 folder, rate=_multiplied if measure and device.type == "cpu" else None
             )
             text, troubles = text | media, troubles + wrong
-    find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))
+    find_adapters(config, folder, partial(_note_adapter, text))
     troubles = [trouble for one in found for trouble in one.unsupported] + troubles
     seen = Seen(found, drafter, device, arithmetic, pages, text, troubles)
     if not found[0].unsupported and device.type == "cpu":
         _judge(seen, config, outlook, folder, runner, measure)
     return seen
+
+
+def _note_adapter(text: dict[str, str], line: str) -> None:
+    """A line for each, under names that differ by spaces alone."""
+    name = "adapter"
+    while name in text:
+        name += " "
+    text[name] = line.removeprefix("adapter ")
 
 
 def _pair(seen: Seen, config: EngineConfig, folder: Path, profiles: Path) -> dict[str, str]:

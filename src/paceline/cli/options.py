@@ -23,6 +23,7 @@ from paceline.options import (
     Flag,
     Kind,
     Length,
+    Named,
     Number,
     Option,
     Several,
@@ -119,7 +120,7 @@ class _OneText(click.types.StringParamType):
 
 
 def _repeats(kind: Kind) -> bool:
-    return isinstance(kind, Several) or (isinstance(kind, Text) and bool(kind.several))
+    return isinstance(kind, Several | Named) or (isinstance(kind, Text) and bool(kind.several))
 
 
 def _chosen(row: Option, text: str | None) -> Any:
@@ -154,9 +155,19 @@ def _from_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     values = {**engine, **server.get("sampling", {})}
     kinds = {row.name: row.kind for table in (EngineConfig, SamplingParams) for row in rows_of(table)}
     ctx.default_map = {
-        name: str(value) if isinstance(kinds[name], Choice) else [value] if _repeats(kinds[name]) else value
+        name: str(value)
+        if isinstance(kinds[name], Choice)
+        else _each(value)
+        if _repeats(kinds[name])
+        else value
         for name, value in values.items()
     }
+
+
+def _each(value: Any) -> list[Any]:
+    """A value of a file as the flags that would say it, of pairs NAME=PATH."""
+    listed = value if isinstance(value, tuple) else [value]
+    return [item if isinstance(item, str) else "=".join(item) for item in listed]
 
 
 def default_target() -> str | None:

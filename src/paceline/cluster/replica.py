@@ -137,6 +137,7 @@ def kind_of(engine: Engine, config: EngineConfig) -> str:
     if "native" not in arithmetic or "switched off" in arithmetic:
         arithmetic += f", torch {torch.__version__}"
     weights = [fingerprint(Path(info["target"])), *([] if info["adapter"] is None else [str(config.adapter)])]
+    weights += [str(config.adapters)] if config.adapters else []
     return " · ".join([
         f"paceline {__version__}", *weights, str(config.quantize or info["dtype"]), arithmetic,
         f"cache {info['cache_dtype']}", f"context {engine.max_len}",

@@ -14,7 +14,7 @@ from paceline.config import StepOptions
 from paceline.control.base import DraftPolicy
 from paceline.control.fixed import FixedPolicy
 from paceline.control.reasons import NoDraftReason
-from paceline.core import Completion, Delta, SamplingParams, Sequence, Stats
+from paceline.core import Blend, Completion, Delta, SamplingParams, Sequence, Stats
 from paceline.drafters.base import Drafter
 from paceline.engine.emit import cut_off
 from paceline.engine.forced import ForcedAcceptance
@@ -55,6 +55,7 @@ class EngineParts(StepOptions):
     draft_tree: Shape | None = None  # then the cache must have room for branches: see `KVCache.grow_branches`
     forced: ForcedAcceptance | None = None  # benchmarks only: verdicts by given chances
     info: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()  # that the target has beside its weights, by number
     own_threads: bool = False  # what computes has threads of its own: torch's would compete with them
     watch: Callable[[], None] = lambda: None  # raises EngineLost once another process of the target has ended
     close: Callable[[], None] = lambda: None  # ends those processes
@@ -166,6 +167,10 @@ class Engine:
             raise UsageError(
                 f"drafter {shown(params.drafter)} is not loaded: use one of {', '.join(self.drafter_names)}"
             )
+        for name, _ in params.lora:
+            if name not in self._parts.adapters:
+                known = ", ".join(self._parts.adapters) or "none"
+                raise UsageError(f"lora: no adapter {shown(name)} is loaded: there is {known}")
         if self._parts.tokenizer is None:
             if params.stop:
                 raise UsageError("stop strings need a tokenizer: use stop_token_ids, or load one")
@@ -194,7 +199,8 @@ class Engine:
         constraints = {i: params.constraint() for i in begun} if params.constraint is not None else {}
         for index, constraint in constraints.items():
             constraint.commit(begun[index])
-        reference = self._reference(params)
+        reference, blend = self._reference(params), self._blend(params)
+        salt = f"{salt}\0adapters {blend}" if blend else salt
         leader: Sequence | None = None
         self._requests[request_id] = set()
         for index, said in begun.items():
@@ -208,6 +214,7 @@ class Engine:
                 salt=salt,
                 constraint=constraints.get(index),
                 media=media_of(prompt_ids),
+                adapters=blend,
             )
             self._requests[request_id].add(sequence.id)
             self.state.requests[sequence.id] = self._state_of(request_id, index, sequence)
@@ -241,6 +248,10 @@ class Engine:
     def _banned(self, params: SamplingParams) -> Banned | None:
         tokenizer = self._parts.tokenizer
         return None if tokenizer is None else banned_of(tokenizer, params.bad_words, params.banned_strings)
+
+    def _blend(self, params: SamplingParams) -> Blend:
+        numbers = {name: i for i, name in enumerate(self._parts.adapters)}
+        return tuple(sorted((numbers[name], factor) for name, factor in params.lora if factor))
 
     def _reference(self, params: SamplingParams) -> tuple[int, ...]:
         if params.reference is None or not isinstance(params.reference, str):

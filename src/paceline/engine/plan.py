@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.control.reasons import NoDraftReason
-from paceline.core import Draft, TokenLogprob, Verdict
+from paceline.core import AdapterRows, Draft, TokenLogprob, Verdict
 from paceline.drafters.base import Seen
 from paceline.engine.request import RequestState
 from paceline.engine.state import EngineState
@@ -45,6 +45,11 @@ class StepPlan:
         if not any(text.media for text in texts):
             return None
         return media_rows([text.media for text in texts], [text.committed for text in texts], starts)
+
+    def adapters(self, starts: list[int]) -> AdapterRows | None:
+        """Which adapters the rows of texts that begin at `starts` are computed with; None where there are none."""
+        blends = [request.sequence.adapters for request in self.requests]
+        return AdapterRows(starts, blends) if any(blends) else None
 
     def take(self, row: int, draft: Draft, n: int, drafter: str) -> None:
         """Let `row` draft what row n of `draft` has."""

@@ -29,7 +29,7 @@ def step(state: EngineState) -> list[Delta]:
         return state.take_failures()
     with tail:
         rows = tail.rows(state.target.device)
-        rows.media = plan.media(rows.starts)
+        rows.media, rows.adapters = plan.media(rows.starts), plan.adapters(rows.starts)
         states = state.look(rows)
         result = verify(state, plan, states[0], rows.starts)
         tail.commit(result.keep, result.paths)

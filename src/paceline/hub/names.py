@@ -148,7 +148,7 @@ def explain_file(path: Path) -> str:
     except LoadError as error:
         return str(error)
     if is_gguf(path):
-        return f"{path} is a GGUF file, which cannot be used here: give the folder of a LoRA adapter in PEFT's layout"
+        return f"{path} is a GGUF file, which cannot be used here: give the model folder that holds it"
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         return f"{path} is a pickle, which can run code when opened: give a folder with safetensors"
     return f"{path} is a file: give the model folder that holds it"

@@ -76,7 +76,7 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
     path = local_path(text)
     if path is not None:
         if not path.is_dir():
-            if is_gguf(path) and role != "adapter":
+            if is_gguf(path):
                 return path
             raise UsageError(explain_file(path))
         return open_folder(path)

@@ -1,7 +1,8 @@
-"""A LoRA adapter in PEFT's layout, merged into the weights of its base while they are loaded: W + scale * B @ A.
+"""A LoRA adapter, a folder in PEFT's layout or a GGUF file: what it adds to the matrices of its base, scale * B @ A.
 
 Names, scale and patterns as PEFT's `LoraConfig` and `get_peft_model_state_dict` write them
-(https://huggingface.co/docs/peft/package_reference/lora). It is merged before quantization, in float32.
+(https://huggingface.co/docs/peft/package_reference/lora). A merged one is added to the weights while they are loaded,
+before quantization, in float32. Those that requests choose are in adapters.py.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from paceline.checkpoints.gguf.names import NAMES, checkpoint_name, half_split_rows, rotated_heads
+from paceline.checkpoints.gguf.reader import Gguf, is_gguf
 from paceline.checkpoints.loading import Shapes, canonical, may_skip
 from paceline.checkpoints.safetensors_file import read_header
 from paceline.errors import ConfigError, PairError, WeightsError, shown
@@ -51,6 +56,14 @@ class Part:
         return product.T if self.table else product
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What an adapter is read for: the target's shapes; and where it lies, for messages."""
+
+    shapes: Shapes
+    folder: Path
+
+
 class Adapter:
     """Parts by the name of the module, and whole matrices (`modules_to_save`) that replace the base's."""
 
@@ -76,7 +89,12 @@ class Adapter:
 
 
 def load_adapter(folder: Path, target: Path) -> Adapter:
-    """The adapter of `folder`, checked against the target's config before weights are read. Raises LoadError."""
+    """The adapter of a folder or a GGUF file, checked against the target's config before any weight of that is read.
+
+    Raises LoadError.
+    """
+    if is_gguf(folder):
+        return read_gguf_adapter(folder, target)
     raw = read_json(folder / CONFIG)
     if raw is None:
         raise ConfigError(f"{folder} has no {CONFIG}: give the folder of a LoRA adapter in PEFT's layout")
@@ -154,6 +172,19 @@ def _whole_name(name: str, data: Tensor, shapes: Shapes, folder: Path) -> str:
 def _part(
     raw: Mapping[str, Any], module: str, found: dict[str, Tensor], shapes: Shapes, folder: Path
 ) -> Part:
+    rank = _matched(raw.get("rank_pattern"), module, raw.get("r"))
+    alpha = _matched(raw.get("alpha_pattern"), module, raw.get("lora_alpha"))
+    if not _positive(rank, int) or not _positive(alpha, (int, float)):
+        raise ConfigError(
+            f"{folder}: r={str(rank)[:40]}, lora_alpha={str(alpha)[:40]} are no numbers above 0"
+        )
+    scale = alpha / rank**0.5 if raw.get("use_rslora") else alpha / rank
+    return _fitting(module, found, _Place(shapes, folder), rank, scale)
+
+
+def _fitting(module: str, found: Mapping[str, Tensor], place: _Place, rank: int | None, scale: float) -> Part:
+    """The two matrices of a module as a part. `rank` None: what A has."""
+    shapes, folder = place.shapes, place.folder
     table = "At" in found
     a, b = found.get("At" if table else "A"), found.get("Bt" if table else "B")
     if a is None or b is None:
@@ -163,19 +194,84 @@ def _part(
         raise PairError(
             f"{folder} changes {module}, which this target does not have: give the base it was trained on"
         )
-    rank = _matched(raw.get("rank_pattern"), module, raw.get("r"))
-    alpha = _matched(raw.get("alpha_pattern"), module, raw.get("lora_alpha"))
-    if not _positive(rank, int) or not _positive(alpha, (int, float)):
-        raise ConfigError(
-            f"{folder}: r={str(rank)[:40]}, lora_alpha={str(alpha)[:40]} are no numbers above 0"
-        )
+    rank = len(a) if rank is None else rank
     wanted = [(rank, shape[0]), (shape[1], rank)] if table else [(rank, shape[1]), (shape[0], rank)]
     if [tuple(a.shape), tuple(b.shape)] != wanted:
         raise PairError(
             f"{folder}: {module} has lora_A {list(a.shape)} and lora_B {list(b.shape)} where this target needs "
             f"{list(wanted[0])} and {list(wanted[1])}: give the base it was trained on"
         )
-    return Part(a, b, alpha / rank**0.5 if raw.get("use_rslora") else alpha / rank, table)
+    return Part(a, b, scale, table)
+
+
+def read_gguf_adapter(path: Path, target: Path) -> Adapter:
+    """An adapter as llama.cpp's convert_lora_to_gguf writes it: rows of q and k in the order of its architecture."""
+    model = Gguf(path)
+    architecture = str(model.get("general.architecture"))
+    what = (model.get("general.type"), model.get("adapter.type"))
+    if what != ("adapter", "lora"):
+        raise ConfigError(f"{path} is no LoRA adapter (general.type, adapter.type: {shown(what)}): give one")
+    if "adapter.alora.invocation_tokens" in model:
+        raise ConfigError(
+            f"{path} begins in the middle of a text (aLoRA), which is not supported: give a LoRA adapter"
+        )
+    _check_architecture(path, architecture, target)
+    alpha = model.get("adapter.lora.alpha", 0.0)
+    if not isinstance(alpha, int | float) or not 0 <= alpha < 1e9:
+        raise ConfigError(
+            f"{path}: adapter.lora.alpha={shown(alpha)} is no number from 0 on: convert it again"
+        )
+    return _of_tensors(model, target, float(alpha))
+
+
+def _of_tensors(model: Gguf, target: Path, alpha: float) -> Adapter:
+    """alpha 0: the product of both matrices as it is, as llama.cpp takes it."""
+    path, architecture, raw = model.path, model["general.architecture"], read_config(target)
+    config, text = parse_target(raw), raw.get("text_config", raw)
+    shapes, shared = spec_of(config.model_type).shapes(config), set(config.shared_layers)
+    heads = text.get("num_attention_heads", 0), text.get("num_key_value_heads", 0)
+    found: dict[str, dict[str, Tensor]] = {}
+    skipped: list[str] = []
+    for stored in model.tensors:
+        base, _, part = stored.rpartition(".lora_")
+        name = checkpoint_name(architecture, base) if part in ("a", "b") else None
+        if name is None:
+            raise PairError(f"{path} holds {shown(stored)}, which this target has no place for: {_MERGE}")
+        if may_skip(name, shared):
+            skipped.append(stored)
+            continue
+        rows = rotated_heads(architecture, base, *heads) if part == "b" else 0
+        found.setdefault(name.removesuffix(".weight"), {})[part.upper()] = _gguf_part(model, stored, rows)
+    parts = {}
+    for module, one in found.items():
+        rank = len(one.get("A", ()))
+        parts[module] = _fitting(
+            module, one, _Place(shapes, path), None, alpha / rank if alpha and rank else 1.0
+        )
+    if not parts:
+        raise WeightsError(f"{path} has no tensors for the language model: give another adapter")
+    return Adapter(path, parts, {}, skipped)
+
+
+def _check_architecture(path: Path, architecture: str, target: Path) -> None:
+    own = str(Gguf(target).get("general.architecture")) if is_gguf(target) else architecture
+    if architecture not in NAMES or own != architecture:
+        raise PairError(
+            f"{path} is an adapter for the architecture {shown(architecture)}, which {target} is not: give the base it "
+            "was trained on"
+        )
+
+
+def _gguf_part(model: Gguf, stored: str, heads: int) -> Tensor:
+    """`heads` > 0: rows of that many heads go back from pairs side by side to half and half."""
+    data = model.floats(stored)
+    if data.ndim != 2 or not np.isfinite(data).all():
+        raise WeightsError(
+            f"{model.path}: {shown(stored)} is no matrix of finite numbers, of which adapters are made here: {_MERGE}"
+        )
+    if heads and len(data) % (2 * heads) == 0:
+        data = data[half_split_rows(len(data), heads)]
+    return torch.from_numpy(np.array(data))
 
 
 def _positive(value: object, kind: Any) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.checkpoints.loading import Tensors, Transform, Weights
 from paceline.errors import PairError, WeightsError
 from paceline.kv.store import stored_as
+from paceline.models.adapters import AdapterBank
 from paceline.models.config import parse_target, read_config, suppressed_ids
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
@@ -63,12 +64,14 @@ def load_target(
     runner: Runner | None = None,
     transform: Transform | None = None,
     shard: tuple[int, int] | None = None,
+    adapters: AdapterBank | None = None,
 ) -> GraphTarget:
     """Load a target from a folder. Raises ConfigError and WeightsError.
 
     dtype None: on CPU weights stay as stored, elsewhere bfloat16. Activations are float32 on CPU (float64 if
     asked for), elsewhere `dtype`. `transform` sees each matrix by its name and may quantize or repack it. `shard`: only
-    what (rank, of how many) has of it; its results are right beside a `runner` that adds up over the ranks.
+    what (rank, of how many) has of it; its results are right beside a `runner` that adds up over the ranks. `adapters`:
+    those that rows of a forward may ask for.
     """
     folder, device = Path(path), torch.device(device)
     raw = read_config(folder)
@@ -78,12 +81,16 @@ def load_target(
     active, stored = choose_dtypes(dtype, device)
     runner = runner or EagerRunner(active)
     weights = Weights(tensors, device, stored, transform, runner.reads_blocks)
+    if adapters is not None:
+        weights.adapted = adapters.on(device)
     if shard is not None:
         weights, config = sharded(weights, Shard.of(split_of(config), *shard))
     target = spec.build(config, weights, runner, active)
     target.shard = shard
     target.suppress(suppressed_ids(raw, config.vocab_size))
     tensors.finish()
+    if adapters is not None:
+        adapters.check(target)
     return target
 
 

@@ -41,6 +41,19 @@ Value = Any  # torch.Tensor when executing, a symbol when recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What an adapter adds to x @ W.T: (x @ a.T) @ b. a [rank, in] and b [rank, out], float32; b has the scale in it."""
+
+    module: str  # the matrix that it belongs to
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Weight:
     """A matrix [out, in]. int8: scale [out]. int4: two a byte [out, in/2], low nibble first, scale [out, in/32].
 
@@ -52,6 +65,8 @@ class Weight:
     kind: WeightKind
     scale: torch.Tensor | None = None
     partial: bool = False  # has some of the inputs only: the results of all ranks are to be added
+    # by the number of an adapter, what that adds for the rows that ask for it; in `linear` only
+    adapted: tuple[LowRank | None, ...] = ()
 
     @property
     def out_features(self) -> int:
@@ -80,7 +95,12 @@ class Weight:
 
     def rows(self, ids: torch.Tensor | slice) -> Weight:
         """With the outputs `ids` [n] in that order, a copy; of a slice a view."""
-        return Weight(self.data[ids], self.kind, None if self.scale is None else self.scale[ids])
+        adapted = tuple(
+            None if one is None else LowRank(one.module, one.a, one.b[:, ids].contiguous())
+            for one in self.adapted
+        )
+        scale = None if self.scale is None else self.scale[ids]
+        return Weight(self.data[ids], self.kind, scale, adapted=adapted)
 
     @property
     def unit(self) -> int:
@@ -93,7 +113,11 @@ class Weight:
         data = self.data[:, int(start * per) : int(stop * per)].contiguous()
         grouped = self.scale is not None and self.scale.dim() == 2
         scale = self.scale[:, start // 32 : stop // 32].contiguous() if grouped else self.scale  # type: ignore[index]
-        return Weight(data, self.kind, scale, partial=True)
+        adapted = tuple(
+            None if one is None else LowRank(one.module, one.a[:, start:stop].contiguous(), one.b)
+            for one in self.adapted
+        )
+        return Weight(data, self.kind, scale, partial=True, adapted=adapted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +190,8 @@ class Ops(Protocol):
         ...
 
     def linear(self, x: Value, weight: Weight, bias: torch.Tensor | None = None) -> Value:
-        """x @ weight.T, added up over the ranks where `weight` is partial, plus bias [out]"""
+        """x @ weight.T, added up over the ranks where `weight` is partial, plus bias [out]; before both, rows that ask
+        for adapters (`ForwardBatch.adapters`) get what `weight.adapted` has of them."""
         ...
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:

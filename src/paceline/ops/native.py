@@ -38,7 +38,7 @@ from paceline.ops.records import Gather
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 30  # of the extension's signatures
+_LAYOUT = 31  # of the extension's signatures
 _OF_ROWS = (
     Code.EMBED,
     Code.ROTARY,
@@ -288,6 +288,8 @@ class Plan:
             self.program.branch(rows.branches.further, rows.branches.copies)
         if rows.media is not None and rows.media.reach is not None:
             self.program.reach(rows.media.reach)
+        if rows.adapters is not None:
+            self.program.adapt(rows.adapters.starts, rows.adapters.texts)
         if status := self._run(rows, count):
             raise UsageError(refusal("forward", status))
         views = self._views.get(count)

@@ -29,6 +29,8 @@ def operands(record: Record | None) -> Operands:
             return Operands()
         case records.Embed():
             return Operands(number=record.scale)
+        case records.Adapt():
+            return _adapt(record)
         case records.Factor():
             return Operands(number=record.factor)
         case records.Bias():
@@ -59,6 +61,13 @@ def operands(record: Record | None) -> Operands:
             return Operands([record.ordering, record.size])
         case records.Gather():
             return Operands([record.size, record.top_k])
+
+
+def _adapt(record: records.Adapt) -> Operands:
+    words: Words = []
+    for one in record.adapters:
+        words += [0, None, None] if one is None else [one.rank, one.a, one.b]
+    return Operands(words)
 
 
 def _rotary(record: records.Rotary) -> Operands:

@@ -24,11 +24,13 @@ class Code(IntEnum):
     """Op codes, as in native/program.h. All before LINEAR work on one row."""
 
     EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY = range(13)
-    ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP, LINEAR, ATTENTION, EXPERTS, GATHER, DELTA = range(13, 23)
-    REDUCE = 23  # between programs: see NativeRunner
-    GATED_CLAMPED = 24  # only what experts' gate and value go through
-    BLOCK_CONV = 25  # reads rows before its own
-    CONVOLVE = 26
+    ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP, ADAPT, LINEAR, ATTENTION, EXPERTS, GATHER, DELTA = range(
+        13, 24
+    )
+    REDUCE = 24  # between programs: see NativeRunner
+    GATED_CLAMPED = 25  # only what experts' gate and value go through
+    BLOCK_CONV = 26  # reads rows before its own
+    CONVOLVE = 27
 
 
 GATED: Mapping[str, Code] = {
@@ -92,6 +94,10 @@ class RecordingOps:
     def linear(self, x: Value, weight: Weight, bias: torch.Tensor | None = None) -> Value:
         assert x.width == weight.in_features, f"{x.width} columns for a weight of {weight.in_features}"
         (y,) = self._note(Code.LINEAR, [x], [weight.out_features], weights=[weight])
+        if weight.adapted:
+            product = self.nodes[-1]
+            adding = records.Adapt(weight.adapted)
+            self.nodes.append(Node(Code.ADAPT, [x], [y], record=adding, after=[product]))
         y = self._reduce(y, weight)
         if bias is None:
             return y

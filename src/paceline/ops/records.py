@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from paceline.ops.base import DeltaRule, Experts, Growth
+from paceline.ops.base import DeltaRule, Experts, Growth, LowRank
 
 
 class Sees(IntEnum):
@@ -24,6 +24,13 @@ class Sees(IntEnum):
 @dataclass(frozen=True, slots=True, eq=False)
 class Embed:
     scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapt:
+    """Adds to what the product before it wrote, for the rows that ask for one of these; None: it changes nothing here."""
+
+    adapters: tuple[LowRank | None, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +129,6 @@ class Gather:
 
 
 Record = (
-    Embed | Bias | Norm | Rotary | Store | Attention | Factor | Delta | BlockConv | Convolve | Route | ExpertMatrix | Mix
-    | TopClusters | Gather
+    Embed | Adapt | Bias | Norm | Rotary | Store | Attention | Factor | Delta | BlockConv | Convolve | Route
+    | ExpertMatrix | Mix | TopClusters | Gather
 )  # fmt: skip

@@ -31,6 +31,7 @@ from paceline.ops.base import (
     Graph,
     Group,
     Growth,
+    LowRank,
     RoundStart,
     Rule,
     Stop,
@@ -130,10 +131,24 @@ class ReferenceOps:
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         bias = None if bias is None else bias.to(x.dtype)
-        if not weight.partial:
+        if not weight.partial and (not weight.adapted or self.rows.adapters is None):
             return F.linear(x, dequantize(weight, None, x.dtype), bias)
-        y = self._reduce(F.linear(x, dequantize(weight, None, x.dtype)))
+        y = self._adapt(x, F.linear(x, dequantize(weight, None, x.dtype)), weight.adapted)
+        y = self._reduce(y) if weight.partial else y
         return y if bias is None else y + bias
+
+    def _adapt(self, x: Tensor, y: Tensor, adapted: tuple[LowRank | None, ...]) -> Tensor:
+        """`y` with what the adapters of each text add to its rows."""
+        rows = self.rows.adapters
+        if not adapted or rows is None:
+            return y
+        for (start, end), blend in zip(pairwise(rows.starts), rows.texts, strict=True):
+            for number, factor in blend:
+                one = adapted[number]
+                if one is not None and start < end:
+                    inner = x[start:end] @ one.a.to(x.dtype).T
+                    y[start:end] += (inner * factor) @ one.b.to(x.dtype)
+        return y
 
     def _reduce(self, y: Tensor) -> Tensor:
         assert self._group is not None, "a partial weight needs the other ranks"

@@ -106,6 +106,8 @@ def _device_runner(
         return plain, f"plain torch on {device} (kernels switched off)"
     if group is not None:
         return plain, f"plain torch on {device}: a target over several processes has no captured kernels yet"
+    if config.adapters:
+        return plain, f"plain torch on {device}: adapters that requests choose have no captured kernels yet"
     from paceline.ops.cuda import why_not
 
     reason = why_not(device)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from paceline.core import Blend
 from paceline.ops.base import Group
 from paceline.ops.recording import Symbol
 
@@ -59,6 +60,10 @@ class Segments:
         """Pages are copied once, before all."""
         for i, program in enumerate(self.programs):
             program.branch(further, [] if i else copies)
+
+    def adapt(self, starts: list[int], texts: list[Blend]) -> None:
+        for program in self.programs:
+            program.adapt(starts, texts)
 
     def run(self, count: int, tokens: int, positions: int, slots: int) -> int:
         return self._run(count, lambda program: program.run(count, tokens, positions, slots))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import EngineConfig
-from paceline.core import Numbers
+from paceline.core import AdapterRows, Numbers
 from paceline.errors import PacelineError
 from paceline.kv.store import StoreType
 from paceline.tree import Branches
@@ -63,6 +63,7 @@ class Forward:
     starts: list[int]
     given: Mapping[str, NDArray[np.generic]]
     branches: Branches | None = None
+    adapters: AdapterRows | None = None
     tables: list[tuple[str, list[int], NDArray[np.int32]]] = field(
         default_factory=list
     )  # kind, slots, their rows

@@ -122,7 +122,19 @@ class SharedRunner:
             slots.update(slot for _, slot in trees.further)
             slots.update(slot for copy in trees.copies for slot in copy[:2])
         tables = _changes(cache, mirror, sorted(slots))
-        return Forward(graph, mirror.key, numbers, rows.starts, values, trees, tables, scrubbed, new, dropped)
+        return Forward(
+            graph,
+            mirror.key,
+            numbers,
+            rows.starts,
+            values,
+            trees,
+            rows.adapters,
+            tables,
+            scrubbed,
+            new,
+            dropped,
+        )
 
 
 def shared(graphs: Seq[Graph]) -> list[Graph]:

@@ -152,7 +152,7 @@ def _chat(service: Service, body: Counted) -> ChatRequest:
     thinking, config, choice = body.thinking, body.output_config, body.tool_choice
     effort = None if thinking is None else "none" if thinking.type == "disabled" else "medium"
     given: dict[str, Any] = {
-        "model": service.model,
+        "model": service.called(body.model),
         "messages": [one for place, message in enumerate(_all(body)) for one in _messages(message, place)],
         "tools": _functions(body) or None,
         "reasoning_effort": config.effort
@@ -364,7 +364,7 @@ class Reply:
         yield b"".join(map(_event, [*self.content.close(), last, {"type": "message_stop"}]))
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "message", "role": "assistant", "model": self.chat.service.model}
+        return {"id": self.id, "type": "message", "role": "assistant", "model": self.chat.body.model}
 
     def _reason(self) -> dict[str, Any]:
         reason = self.chat.reason

@@ -130,6 +130,13 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
             )
         return JSONResponse(_card(service, model))
 
+    @app.get("/lora-adapters", include_in_schema=False)
+    async def adapters() -> JSONResponse:
+        """llama.cpp's: what a request's `lora` may name by id. No adapter holds unless a request says so."""
+        return JSONResponse(
+            [{"id": i, "path": name, "scale": 0.0} for i, name in enumerate(service.room.adapters)]
+        )
+
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Prometheus text format."""
@@ -145,6 +152,8 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     }
     if service.loaded is not None:
         room = service.loaded
+        if name in room.adapters:
+            card |= {"parent": service.model}
         card |= {
             "max_model_len": room.max_len,
             "drafters": list(room.drafters),

@@ -169,7 +169,7 @@ class Completion:
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.service.model,
+            "model": self.service.called(self.body.model),
         }
 
     def _logprobs(self, entries: list[tuple[Entry, int]]) -> dict[str, Any] | None:

@@ -68,6 +68,7 @@ class Wanted:
     keep: int = (
         0  # tokens of each: 0 = all, a number = the last ones, -1 = as many as fit, -2 = the first that fit
     )
+    lora: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -109,6 +110,7 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
         warnings = service.warnings(body)
         inputs = _listed(body.input)
         wanted = Wanted(inputs, dimensions=body.dimensions, keep=body.truncate_prompt_tokens or 0)
+        wanted = replace(wanted, lora=service.lora_of(body.model))
         ready, vectors = await _run(service, wanted, request)
         return await _json(_openai, service, body.encoding_format, ready.tokens, vectors, warnings)
 
@@ -119,14 +121,15 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
         inputs = _listed([] if body.input is None else body.input)
         if not inputs:
             return await _json(_ollama, service, None, [], warnings)
-        wanted = Wanted(inputs, dimensions=body.dimensions, keep=keep)
+        wanted = Wanted(inputs, dimensions=body.dimensions, keep=keep, lora=service.lora_of(body.model))
         ready, vectors = await _run(service, wanted, request)
         return await _json(_ollama, service, ready, vectors, warnings)
 
     @app.post("/api/embeddings", include_in_schema=False)
     async def embedding(body: EmbeddingAsked, request: Request) -> Response:
         service.warnings(body)
-        _, vectors = await _run(service, Wanted([body.prompt], "prompt", keep=-2), request)
+        wanted = Wanted([body.prompt], "prompt", keep=-2, lora=service.lora_of(body.model))
+        _, vectors = await _run(service, wanted, request)
         return await _json(lambda: {"embedding": vectors[0].tolist()})
 
 
@@ -152,7 +155,7 @@ async def _prepared(service: Service, wanted: Wanted, salt: str) -> Embeddings:
     if wanted.dimensions is not None and wanted.dimensions > room.hidden_size:
         raise refuse("dimensions", f"at most {room.hidden_size}, as many as this model's embeddings have")
     prompts = await asyncio.to_thread(_encoded, service, room, wanted)
-    params = SamplingParams(max_tokens=1, pooling=room.pooling)
+    params = SamplingParams(max_tokens=1, pooling=room.pooling, lora=wanted.lora)
     ask = service.ask([(ids, params) for ids in prompts], salt, arrived)
     return Embeddings(service, ask, wanted.dimensions)
 

@@ -78,7 +78,11 @@ def as_completion(service: Service, body: LlamaRequest, **more: Any) -> Completi
         raise refuse("post_sampling_probs", "is not supported: leave it out, n_probs shows the model's own")
     if (body.n_probs or 0) > service.config.max_logprobs:
         raise refuse("n_probs", f"at most {service.config.max_logprobs}")
-    given = {name: getattr(body, name) for name in Sampling.model_fields} | {"model": service.model} | more
+    given = (
+        {name: getattr(body, name) for name in Sampling.model_fields}
+        | {"model": service.called(body.model)}
+        | more
+    )
     if all(getattr(body, name) is None for name in ("max_tokens", "n_predict", "max_new_tokens")):
         given["max_tokens"] = -1
     given["logprobs"] = body.n_probs or None
@@ -201,7 +205,7 @@ class Said:
         shown = ready.texts[index // ready.params.n]
         return {
             "index": index, "content": text.text, "tokens": text.tokens if self._body.return_tokens else [],
-            "id_slot": -1, "stop": True, "model": self._service.model, "tokens_predicted": len(text.tokens),
+            "id_slot": -1, "stop": True, "model": ready.body.model, "tokens_predicted": len(text.tokens),
             "tokens_evaluated": len(prompt), "generation_settings": settings_of(ready.params), "prompt": shown,
             "has_new_line": "\n" in text.text, "truncated": False, "stop_type": kind, "stopping_word": word,
             "tokens_cached": stats.cached_prompt_tokens, "timings": timings(stats, len(prompt)),

@@ -11,6 +11,7 @@ from paceline.chat.road import Chats
 from paceline.config import EngineConfig
 from paceline.core import Delta, Pooling, SamplingParams, sampling_line
 from paceline.engine.engine import Engine
+from paceline.errors import UsageError
 from paceline.media.reader import MediaReader
 from paceline.server.progress import Watchers
 from paceline.server.service import Room, Service
@@ -66,6 +67,8 @@ class ServedEngine:
 
 def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     """Build the engine and set `service.loaded`. Raises PacelineError."""
+    if clash := {name for name, _ in config.adapters} & set(service.names):
+        raise UsageError(f"an adapter is named {clash.pop()}, as the model is: give it another name")
     engine = build_engine(config, say)
     assert engine.tokenizer is not None, "an assembled engine has a tokenizer"
     media = engine.parts.media
@@ -91,6 +94,7 @@ class Facts:
     about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of the files
     pooling: Pooling = "last"  # of embeddings
     hidden_size: int = 0
+    adapters: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, engine: Engine) -> Facts:
@@ -108,6 +112,7 @@ class Facts:
             engine.info["files"],
             engine.info["pooling"],
             target.hidden_size,
+            engine.parts.adapters,
         )
 
 
@@ -122,4 +127,5 @@ def furnish(
         Chats.of(tokenizer, reader), Grammars.of(tokenizer, vocabulary, chat, config.grammar_timeout), facts.max_len,
         facts.vocab_size, facts.drafters, {**facts.sampling, **config.sampling}, facts.readable, facts.chat, facts.about,
         facts.pooling, facts.hidden_size,
+        facts.adapters,
     )  # fmt: skip

@@ -227,7 +227,7 @@ def _common(service: Service, body: Asked) -> dict[str, Any]:
     length = out.pop("num_predict")
     if length is None:
         length = service.config.default_output or -1
-    out |= {"model": service.model, "max_tokens": max(length, -1)}
+    out |= {"model": service.called(body.model), "max_tokens": max(length, -1)}
     if body.format:
         out["response_format"] = {"type": "json_object"} if body.format == "json" else {
             "type": "json_schema", "json_schema": {"schema": body.format},

@@ -114,7 +114,7 @@ def _as_chat(service: Service, body: ResponsesRequest) -> ChatRequest:
     """The same in the fields of a chat. Raises ApiError, and ValidationError for what only a chat checks."""
     given = {name: getattr(body, name) for name in Sampling.model_fields}
     given |= {
-        "model": service.model,
+        "model": service.called(body.model),
         "messages": messages(body.input, body.instructions),
         "continue_final_message": False,
         "max_completion_tokens": body.max_output_tokens,
@@ -364,7 +364,7 @@ class Response:
             "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata if isinstance(body.metadata, dict) else {}, "model": self.chat.service.model,
+            "metadata": body.metadata if isinstance(body.metadata, dict) else {}, "model": self.chat.body.model,
             "output": [_copy(item) for item in self.output.items],
             "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": None,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},

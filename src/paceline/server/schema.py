@@ -317,6 +317,20 @@ def _biases(given: dict[str, Any] | list[Any]) -> _Biases | None:
     return out
 
 
+class Lora(Part):
+    """An adapter as llama.cpp names it."""
+
+    id: Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(max_length=128)]
+    scale: float = Field(1.0, ge=-100, le=100)
+
+
+Adapters = (
+    Annotated[str, Field(min_length=1, max_length=128)]
+    | Annotated[Many[Lora], Field(max_length=16)]
+    | Annotated[dict[str, float], BeforeValidator(_numbers_only), Field(max_length=16)]
+)
+
+
 class Sampling(Named):
     """What both endpoints take."""
 
@@ -411,6 +425,8 @@ class Sampling(Named):
     regex: str | None = Field(None, description="a response_format of SGLang's")
     ebnf: str | None = Field(None, description="a response_format of SGLang's: GBNF, or Lark")
     choice: Many[str] | None = Field(None, min_length=1, max_length=1024, description="guided_choice")
+    lora: Adapters | None = Field(None, description="an adapter's name, llama.cpp's list, or factors by name")
+    adapter: Adapters | None = Field(None, description="the same as lora")
     speculation: Speculation | None = None
     cache_salt: str | None = Field(None, max_length=256, description="shares prefixes only with equal salts")
     cache_prompt: bool | None = Field(None, description="false: shares no prefix with another request")

@@ -19,6 +19,7 @@ from paceline.errors import UsageError, unreadable
 from paceline.media.reader import MediaReader
 from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
+from paceline.server.lora import settle_adapters
 from paceline.server.media import MediaThreads
 from paceline.server.metrics import Metrics
 from paceline.server.params import bias_texts, check_limits, refuse, token_id
@@ -63,6 +64,7 @@ class Room:
     about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of its files
     pooling: Pooling = "last"  # of embeddings,
     hidden_size: int = 0  # which have as many numbers
+    adapters: tuple[str, ...] = ()  # that requests may name, by number
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -103,8 +105,20 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call the model, its own name first."""
-        return tuple(dict.fromkeys([self.model, *self.config.served_model_names]))
+        """What clients may call the model, its own name first, then those of adapters."""
+        return tuple(dict.fromkeys([self.model, *self.config.served_model_names, *self.adapters]))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return () if self.loaded is None else self.loaded.adapters
+
+    def lora_of(self, asked: str | None) -> tuple[tuple[str, float], ...]:
+        """The adapter that a request's model names, as of `SamplingParams`."""
+        return ((asked, 1.0),) if asked is not None and asked in self.adapters else ()
+
+    def called(self, asked: str | None) -> str:
+        """What a request's model is called in its answer: an adapter by its name, all else as the model."""
+        return asked if asked is not None and asked in self.adapters else self.model
 
     def most_bytes(self) -> int:
         """Of a request's body: more where pictures are read."""
@@ -120,12 +134,14 @@ class Service:
     def warnings(self, body: Named) -> list[str]:
         """What of the request is ignored: readiness first, then the model's name and unknown fields. ApiError."""
         _ = self.room
-        return self.unknown.model(body.model, self.names) + self.unknown.warnings(body)
+        said = self.unknown.model(body.model, self.names, choice=bool(self.adapters))
+        return said + self.unknown.warnings(body)
 
     def check(self, body: Sampling) -> Room:
         """The room, if the request is within the limits."""
         room = self.room
         check_limits(body, self.config)
+        settle_adapters(body, room.adapters)
         wanted = body.speculation.drafter if body.speculation else None
         if wanted is not None and wanted not in room.drafters:
             raise refuse(

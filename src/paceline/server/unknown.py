@@ -25,7 +25,7 @@ _CHANGES_TEXT: dict[str, Any] = {
     "num_beams": 1, "length_penalty": 1, "diversity_penalty": 0, "best_of_beams": 1,
     "bad_words_ids": [], "custom_token_bans": "", "logits_processors": [],
     "truncate_prompt_tokens": 0, "truncation_strategy": "auto",
-    "n_indent": 0, "t_max_predict_ms": 0, "lora": [], "lora_request": None, "structural_tag": None,
+    "n_indent": 0, "t_max_predict_ms": 0, "lora_request": None, "adapter_id": None, "structural_tag": None,
     "token_healing": False, "ban_eos_token": False, "add_bos_token": True, "add_special_tokens": True,
     "spaces_between_special_tokens": True, "detokenize": True,
 }  # fmt: skip
@@ -65,11 +65,12 @@ class Unknown:
             self._log(why, f"request field {place!r}: {why}")
         return [f"{place}: {why}" for place, why in found.items()][:_TOLD]
 
-    def model(self, asked: str | None, served: tuple[str, ...]) -> list[str]:
-        """What to say of the model that a request names. Raises ApiError 404 if the server is strict."""
+    def model(self, asked: str | None, served: tuple[str, ...], *, choice: bool = False) -> list[str]:
+        """What to say of the model that a request names. Raises ApiError 404 if the server is strict, or if the name is a
+        `choice` between texts."""
         if asked in served:
             return []
-        if self._strict:
+        if self._strict or (choice and asked):
             what = f"model {asked[:_SHOWN]!r} is not served here" if asked else "no model is named"
             message = f"{what}: use {' or '.join(map(repr, served))}"
             raise ApiError(404, message, param="model", code="model_not_found")

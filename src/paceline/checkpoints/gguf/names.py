@@ -288,6 +288,14 @@ def norm_shift(architecture: str, name: str) -> float:
     return _SHIFTS.get(architecture, 0.0) if name.endswith("norm.weight") else 0.0
 
 
+def checkpoint_name(architecture: str, stored: str) -> str | None:
+    """What a GGUF tensor of a known architecture is called in checkpoints; None for one that it does not have."""
+    top, layer = NAMES[architecture]
+    inside = _LAYER.fullmatch(stored)
+    known = layer.get(inside[2]) if inside else top.get(stored, _TOP.get(stored))
+    return f"layers.{inside[1]}.{known}" if inside and known else known
+
+
 def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
     """Checkpoint name -> what it is made of, for every tensor of the file. WeightsError for names that are unknown."""
     architecture = model["general.architecture"]
