@@ -159,8 +159,8 @@ def test_strict_makes_them_errors(strict: Served, more: dict[str, Any], param: s
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tfs_z", 0.5), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words_ids", [[5]]), ("lora_request", {"name": "a"}),
-     ("use_beam_search", True)],
+    [("tfs_z", 0.5), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words_ids", [[5]]),
+     ("use_beam_search", True), ("lora_request", {"name": "a"})],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_what_would_change_the_text_is_held_or_refused(s: Served, path: str, name: str, value: Any) -> None:
