@@ -400,7 +400,9 @@ def test_two_tabs_lose_nothing(browser: Any, s: Served) -> None:
     sync.expect(one.tab.locator("#list .open")).to_have_count(2)
     last = set()
     for at in range(2):
-        one.tab.locator("#list .open").nth(at).click()
+        entry = one.tab.locator("#list .open").nth(at)
+        entry.click()
+        sync.expect(entry).to_have_attribute("aria-current", "true")  # it is drawn by then
         one.answered(3)
         last.add(one.texts(".said")[-1])
     assert last == {"of one", "of two"}
@@ -702,3 +704,30 @@ def test_pictures_of_the_page_as_the_docs_show_it(
     assert page.tab.evaluate(CONTRAST) == []
     assert page.problems == []
     context.close()
+
+
+def test_one_of_several_models_is_chosen_and_stays(browser: Any, s: Served) -> None:
+    context = browser.new_context()
+    card = s.client.get("/v1/models/fake").json()
+    cards = [
+        card,
+        {key: card[key] for key in ("id", "object", "created", "owned_by")} | {"id": "not-loaded-yet"},
+    ]
+    context.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": cards}))
+    asked: list[Any] = []
+    context.on("request", lambda one: asked.append(one.post_data_json) if "completions" in one.url else None)
+    page = Page(context, s.url)
+    page.say("one", 1)
+    page.tab.select_option("#model", "not-loaded-yet")
+    sync.expect(page.tab.locator("#prompt")).to_have_attribute("placeholder", "Message not-loaded-yet")
+    page.say("two", 2)
+    page.tab.reload()
+    sync.expect(page.tab.locator("#prompt")).to_have_attribute("placeholder", "Message not-loaded-yet")
+    assert [one["model"] for one in asked] == ["fake", "not-loaded-yet"]
+    assert [turn["content"] for turn in asked[1]["messages"]] == ["one", "Hello **there**.", "two"]
+    context.close()
+
+
+def test_one_model_is_no_choice(page: Page) -> None:
+    sync.expect(page.tab.locator("#model")).to_be_hidden()
+    page.see("#state-text", "fake")

@@ -41,17 +41,30 @@ async function look() {
   clearTimeout(timer);
   try {
     const now = await about();
-    const other = JSON.stringify(now.model) !== JSON.stringify(card);
+    offerModels(now.models.map(({ id }) => id));
+    const model = now.models.find(({ id }) => id === $("model").value) ?? now.models[0];
+    const other = JSON.stringify(model) !== JSON.stringify(card);
     state = now.state;
-    if (other) useModel(now.model);
+    if (other) useModel(model);
   } catch {
     state = "lost";
   }
   $("state").dataset.state = state === "ready" ? "ready" : state === "lost" ? "failed" : "loading";
+  $("state-text").hidden = state === "ready" && !$("model").hidden; // which says it already
   $("state-text").textContent = state === "ready" ? card.id : state === "lost" ? "not reachable" : `${card.id} is ${state}`;
   clearTimeout(timer); // another look may have ended meanwhile
   timer = setTimeout(() => (document.hidden ? null : look()), state === "ready" ? WATCH : SEEK);
   return state;
+}
+
+/** A choice where the server has several models; the one that was chosen before stays chosen. */
+function offerModels(names) {
+  const select = $("model");
+  select.hidden = names.length < 2;
+  if ([...select.options].map((one) => one.value).join("\n") === names.join("\n")) return;
+  const chosen = [select.value, kept("model")].find((name) => names.includes(name));
+  select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  select.value = chosen ?? names[0];
 }
 
 function useModel(model) {
@@ -148,6 +161,7 @@ function listen() {
       if (name === "drop") chat.tray.add([...event.dataTransfer.files]);
     });
   }
+  $("model").addEventListener("change", () => { keep("model", $("model").value); look(); });
   $("stop").addEventListener("click", () => { chat.stop(); $("prompt").focus(); });
   let searching = 0;
   $("search").addEventListener("input", () => { clearTimeout(searching); searching = setTimeout(list, 150); });

@@ -176,6 +176,7 @@ export class Chat {
 
   async #fit(conversation, asked, signal) {
     const context = this.model.max_model_len;
+    if (!context) return conversation.first; // a model that is loaded with its first request
     if (conversation.first === 0 && surelyFits(messages(conversation), context, asked.max_tokens)) return 0;
     const options = { model: this.model.id, chat_template_kwargs: asked.chat_template_kwargs };
     return firstThatFits(conversation, context, asked.max_tokens, (first) =>

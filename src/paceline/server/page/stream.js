@@ -48,7 +48,7 @@ export async function countTokens(request, signal) {
 export async function about() {
   const [health, models] = await Promise.all(["health", "v1/models"].map(async (path) =>
     (await fetch(path, { signal: AbortSignal.timeout(10000) })).json()));
-  return { state: health.status, model: models.data[0] };
+  return { state: health.status, models: models.data };
 }
 
 async function post(path, body, signal) {
