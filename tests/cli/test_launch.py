@@ -63,7 +63,7 @@ def test_files_are_what_each_program_can_read(name: str, tmp_path: Path) -> None
         elif file.endswith(".yaml"):
             (model,) = yaml.safe_load(text)["models"]
             assert (model["model"], model["apiBase"]) == (MODEL, "http://127.0.0.1:9/v1")
-            assert model["defaultCompletionOptions"]["maxTokens"] == 3000  # half of a short context
+            assert model["defaultCompletionOptions"]["maxTokens"] == 1500  # a quarter of a short context
         elif name == "aider":
             assert json.loads(text)[f"openai/{MODEL}"]["max_input_tokens"] == 6000
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 KEY = "paceline"  # programs insist on a key; a server on loopback asks for none
-ANSWER = 8192  # tokens of an answer that programs are told of, at most half of the context
+ANSWER = 8192  # tokens of an answer that programs are told of, at most a quarter of the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def planned(program: Program, target: Target) -> Plan:
     """`model` stands in quotes in files, `name` without them: both are the model's."""
     values: dict[str, Any] = {
         "url": target.url, "name": target.model, "model": json.dumps(target.model), "key": target.key,
-        "folder": target.folder, "context": target.context, "answer": max(1, min(ANSWER, target.context // 2)),
+        "folder": target.folder, "context": target.context, "answer": max(1, min(ANSWER, target.context // 4)),
         "prefixed": json.dumps(f"openai/{target.model}"),
     }  # fmt: skip
     return Plan(
