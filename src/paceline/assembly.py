@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from paceline.capacity import check_gpu, faster_on_cpu, free_memory, full, make_cache
+from paceline.capacity import LEAST, check_gpu, faster_on_cpu, free_memory, full, make_cache
 from paceline.checkpoints.card import describe_files
 from paceline.checkpoints.defaults import pooling_of, read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
@@ -310,6 +310,22 @@ def find_models(config: EngineConfig) -> tuple[Path, DrafterChoice]:
     if device.type == "cpu" and choice.source is not None:
         check_memory(target, choice.source, free_memory(device))
     return target, choice
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes, in bytes: its weights and its drafter's, and K/V; and what its device has free."""
+
+    weights: int
+    cache: int  # at least
+    free: int
+
+
+def footprint(config: EngineConfig) -> Footprint:
+    """By the files of a model, which are downloaded if they are not here. Raises PacelineError."""
+    path, choice = find_models(config)
+    files = [describe_files(one, config.dtype)["bytes"] for one in (path, choice.source) if one is not None]
+    return Footprint(sum(files), config.cache_memory or LEAST, free_memory(pick_device(config.device)))
 
 
 def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str, str]:

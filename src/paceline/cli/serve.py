@@ -8,7 +8,6 @@ import click
 
 from paceline.cli.options import (
     FROM_ENVIRONMENT,
-    TARGET,
     Command,
     apply,
     engine_options,
@@ -42,7 +41,8 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
     short_help="Serve a model to OpenAI clients and to the browser.",
     epilog=FROM_ENVIRONMENT,
 )
-@apply(TARGET)
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.option("--target", "named", metavar="TARGET", help="The same as the argument TARGET.")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any.  [default: 8000]")
 @click.option("--uds", type=click.Path(), help="A Unix socket to listen on, in place of host and port.")
@@ -79,6 +79,14 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @click.option(
     "--request-log/--no-request-log", default=None, help="One line to stderr for each request.  [default: on]"
 )
+@click.option(
+    "--idle-unload",
+    type=float,
+    help="Seconds without a request after which a model is unloaded.  [default: never]",
+)
+@click.option(
+    "--memory", metavar="SIZE", help="What the models may take together, e.g. 16G.  [default: what is free]"
+)
 @click.option("--max-texts", type=int, help="Texts waiting or running; more get status 429.")
 @click.option(
     "--stream-interval", type=float, help="Seconds: faster tokens are sent together.  [default: 0.02]"
@@ -90,8 +98,10 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @click.option("--ready-timeout", type=float, help="Seconds for a replica to be ready.  [default: 600]")
 @apply(engine_options("serve"))
 @apply(sampling_options("serve"))
-def command(target: str | None, named: str | None, config_file: str | None, **flags: Any) -> None:
+def command(targets: tuple[str, ...], named: str | None, config_file: str | None, **flags: Any) -> None:
     """Serve TARGET (default: the bundled demo pair) to OpenAI clients, with a page at /.
+
+    Of several targets the first is loaded at start, the others when a request names them.
 
     Binds to loopback unless there is --host. Flags win over the file given with --config. Sampling options hold where a
     request leaves them out. With --replicas this process is
@@ -107,9 +117,16 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
         ) from error
     place = _elsewhere({name: flags.pop(name) for name in _FLEET_FLAGS})
     engine, sampling = _taken(EngineConfig, flags), _taken(SamplingParams, flags)
-    if (target, named) != (None, None):
-        engine["target"] = one_target(target, named, None)
-    start(config_file, given(flags) | {"sampling": sampling}, engine, click.echo, profile_dir(), place)
+    if len(targets) < 2 and (targets or named is not None):
+        engine["target"] = one_target(next(iter(targets), None), named, None)
+    elif named is not None:
+        from paceline.errors import UsageError
+
+        raise UsageError(
+            f"--target {named} stands beside {len(targets)} targets: give all of them without --target"
+        )
+    server, several = given(flags) | {"sampling": sampling}, targets if len(targets) > 1 else ()
+    start(config_file, server, engine, click.echo, profile_dir(), place, several)
 
 
 def _taken(kind: type[Any], flags: dict[str, Any]) -> dict[str, Any]:

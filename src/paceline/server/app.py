@@ -76,13 +76,23 @@ class Heads:
 
 def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastAPI:
     """`write` takes the lines of the request log, if one is kept."""
+    app = routes(service, keys.wanted)
+    counted = service.metrics.answered
+    app.add_middleware(
+        Gate, config=service.config, keys=keys, count=counted, write=write, limit=service.most_bytes
+    )
+    return app
+
+
+def routes(service: Service, needs_key: bool) -> FastAPI:
+    """All routes of a model, without the gate before them."""
     app = FastAPI(title="paceline", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
     if service.config.root_path:
         app.servers = [{"url": service.config.root_path}]
     app.state.service = service
     app.router.route_class = BodyRoute
-    app.openapi = lambda: _schema(app, service, keys.wanted)  # type: ignore[method-assign]
-    _add_handlers(app)
+    app.openapi = lambda: _schema(app, service, needs_key)  # type: ignore[method-assign]
+    add_handlers(app)
     _add_state_routes(app, service)
     _add_generation_routes(app, service)
     _add_token_routes(app, service)
@@ -98,10 +108,6 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     for file in (page / "vendor").iterdir():
         _add_page(app, f"/vendor/{file.name}", file)
     app.add_middleware(Heads)
-    counted = service.metrics.answered
-    app.add_middleware(
-        Gate, config=service.config, keys=keys, count=counted, write=write, limit=service.most_bytes
-    )
     return app
 
 
@@ -120,7 +126,7 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
     @app.get("/models", response_model=answers.ModelList, include_in_schema=False)
     @app.get("/v1/models", response_model=answers.ModelList)
     async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
+        return JSONResponse({"object": "list", "data": [model_of(service, name) for name in service.names]})
 
     @app.get("/v1/models/{model:path}", response_model=answers.ModelCard)
     async def model(model: str) -> JSONResponse:
@@ -128,7 +134,7 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
             raise ApiError(
                 404, f"model {model[:80]!r} is not served here", param="model", code="model_not_found"
             )
-        return JSONResponse(_card(service, model))
+        return JSONResponse(model_of(service, model))
 
     @app.get("/lora-adapters", include_in_schema=False)
     async def adapters() -> JSONResponse:
@@ -143,7 +149,7 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+def model_of(service: Service, name: str) -> dict[str, Any]:
     card: dict[str, Any] = {
         "id": name,
         "object": "model",
@@ -229,15 +235,15 @@ def _add_page(app: FastAPI, path: str, file: Traversable) -> None:
     app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
 
 
-def _add_handlers(app: FastAPI) -> None:
+def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         deepest = max(error.errors(), key=_closeness)
         if deepest["type"] == "json_invalid":
-            return _shown(request, ApiError(400, "the body is not valid JSON", code="bad_json"))
+            return shown(request, ApiError(400, "the body is not valid JSON", code="bad_json"))
         where = ".".join(str(part) for part in deepest["loc"][1:] if _is_name(part))
         message = f"{where or 'the body'}: {deepest['msg'].removeprefix('Value error, ')}"
-        return _shown(request, ApiError(400, message, param=where or None, code="invalid_value"))
+        return shown(request, ApiError(400, message, param=where or None, code="invalid_value"))
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
@@ -246,15 +252,15 @@ def _add_handlers(app: FastAPI) -> None:
             405: ("this path does not take this method", None),
         }
         if error.status_code == 404:
-            return _shown(request, no_such_path(request.url.path))
+            return shown(request, no_such_path(request.url.path))
         message, code = known.get(error.status_code, (str(error.detail), None))
         said = ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
-        return _shown(request, said)
+        return shown(request, said)
 
     @app.exception_handler(ApiError)
     @app.exception_handler(PacelineError)
     async def known(request: Request, error: Exception) -> Response:
-        return _shown(request, as_api_error(error))
+        return shown(request, as_api_error(error))
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
@@ -262,10 +268,10 @@ def _add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        return _shown(request, as_api_error(error))
+        return shown(request, as_api_error(error))
 
 
-def _shown(request: Request, error: ApiError) -> Response:
+def shown(request: Request, error: ApiError) -> Response:
     """OpenAI's envelope, but what Ollama's clients read below /api, and Anthropic's below their path."""
     if request.url.path.startswith(MESSAGES):
         return JSONResponse(envelope(error), error.status, error.headers)

@@ -22,7 +22,7 @@ from paceline.server.errors import ApiError
 
 MOST_NESTED = 2**15  # lists and objects; a conversation of 4,096 messages has three or four for each
 MOST_VALUES = 2**20  # separated by commas: token ids, above all
-_SHORT = 2**14  # bytes: reading them takes less time than handing them to another thread
+SHORT = 2**14  # bytes: reading them takes less time than handing them to another thread
 _MEMBERS = 64  # parts of a gzip file
 
 
@@ -38,7 +38,7 @@ class BodyRoute(APIRoute):
         async def handler(request: Request) -> Response:
             raw = await request.body()
             if raw:  # FastAPI says what is missing
-                short = len(raw) <= _SHORT
+                short = len(raw) <= SHORT
                 request._json = read(model, raw) if short else await asyncio.to_thread(read, model, raw)
             return await handle(request)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paceline.core import MAX_DRAFT_TOKENS, Delta, Stats
-from paceline.engine.worker import Worker
+from paceline.engine.worker import Counters, Load, State
 from paceline.server.usage import reason_code
 from paceline.soft_tokens import MediaUse
 
@@ -36,8 +37,23 @@ _PATHS = (
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
+class Watched(Protocol):
+    """What is told of: a worker, or all of several models."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+
+    def load(self) -> Load: ...
+
+
 class Metrics:
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Watched) -> None:
         self.registry = r = CollectorRegistry()
         self._requests = Counter("paceline_requests", "Requests by outcome", ["outcome"], registry=r)
         self._answers = Counter("paceline_http_answers", "HTTP answers", ["path", "status"], registry=r)
@@ -81,7 +97,7 @@ class Metrics:
         )
         self._gauges(worker)
 
-    def _gauges(self, worker: Worker) -> None:
+    def _gauges(self, worker: Watched) -> None:
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "paceline_queue_requests": ("Requests without a first token", lambda: worker.load().waiting),
             "paceline_running_requests": ("Requests that have one", lambda: worker.load().running),
@@ -127,7 +143,8 @@ class Metrics:
         self._length[min(len(delta.proposed), MAX_DRAFT_TOKENS)].inc()
 
     def text_finished(self, stats: Stats) -> None:
-        self._per_step.observe(stats.tokens_per_step)
+        if stats.steps:  # an embedding has none
+            self._per_step.observe(stats.tokens_per_step)
         self._cached.inc(stats.cached_prompt_tokens)
         for counter, values in (
             (self._drafted, stats.drafted_by_position),

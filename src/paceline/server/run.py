@@ -9,14 +9,14 @@ import ssl
 import stat
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from paceline.engine.worker import Worker
+from paceline.engine.worker import State
 from paceline.errors import PacelineError, UsageError
 from paceline.server.errors import ApiError
 from paceline.server.paths import below
@@ -98,10 +98,28 @@ def check_certificate(config: ServerConfig) -> None:
         ) from error
 
 
+class Runs(Protocol):
+    """What stands behind the server: a worker, or all of several models."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def error(self) -> Exception | None: ...
+
+    def start(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> bool: ...
+
+
 class PatientServer(uvicorn.Server):
     """The first signal drains: open requests are finished, new ones get 503. The second one ends at once."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Runs, drain_timeout: float) -> None:
         super().__init__(config)
         self._worker, self._drain_timeout = worker, drain_timeout
         self._give_up_at: float | None = None
@@ -213,7 +231,7 @@ class WatchfulProtocol(H11Protocol):
             self._head_timer = None
 
 
-def settings(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+def settings(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """How uvicorn is run. Its own limit of connections is off: it would answer in plain text. It warns only of what
     strangers send (bad HTTP, offers of HTTP/2 or WebSockets): each has its answer, and none fills the log."""
     mine = {
@@ -236,7 +254,7 @@ def settings(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def run(app: FastAPI, worker: Worker, config: ServerConfig, listening: socket.socket) -> None:
+def run(app: ASGIApp, worker: Runs, config: ServerConfig, listening: socket.socket) -> None:
     """Serve until told to stop. Raises what the worker failed with."""
     worker.start()
     PatientServer(settings(app, config), worker, config.drain_timeout).run(sockets=[listening])

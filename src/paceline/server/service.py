@@ -32,6 +32,7 @@ from paceline.server.unknown import Unknown
 from paceline.soft_tokens import Kind
 from paceline.text.banned import banned_of
 from paceline.text.breakers import breakers_of
+from paceline.text.chat import ChatTemplate
 from paceline.text.formats.base import ChatFormat
 from paceline.text.tokenizer import Tokenizer
 
@@ -80,6 +81,11 @@ class Room:
         """Of pictures and sound."""
         return self.chats.reader
 
+    def close(self) -> None:
+        """End the processes that render its templates and compile its grammars."""
+        ChatTemplate.close_all(self.tokenizer)
+        self.grammars.close()
+
     @property
     def reads(self) -> list[Kind]:
         """What it reads beside text."""
@@ -94,6 +100,7 @@ class Service:
     worker: Worker
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
+    keeps: bool = False  # `keep_alive` means something
     loaded: Room | None = None
     media: MediaThreads = field(default_factory=MediaThreads)
     unknown: Unknown = field(init=False)
@@ -101,7 +108,7 @@ class Service:
     compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "grammars"))
 
     def __post_init__(self) -> None:
-        self.unknown = Unknown(self.config.strict)
+        self.unknown = Unknown(self.config.strict, self.keeps)
 
     @property
     def names(self) -> tuple[str, ...]:

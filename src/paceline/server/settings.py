@@ -17,14 +17,15 @@ from typing import Any
 from paceline.config import EngineConfig
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
-from paceline.options import aliases_of, rows_of
+from paceline.options import Option, Size, aliases_of, rows_of
 
 _MAY_BE_0 = (
     "port", "drain_timeout", "default_output", "max_output", "max_logprobs", "max_stop", "max_logit_bias", "max_tools",
-    "stream_interval",
+    "stream_interval", "idle_unload",
 )  # fmt: skip
 
 
+_MEMORY = Option(name="memory", default=None, kind=Size(), help="", group="")
 _NONE: Mapping[str, str] = {}
 _ROOT = re.compile(r"(?!/(?:v1|api)(?:/|$))(?:/[A-Za-z0-9._~\-]+)+")
 _ORIGIN = re.compile(
@@ -48,6 +49,10 @@ class ServerConfig:
     ] = ()  # origins whose pages may ask here, e.g. http://localhost:3000; * = all
     model_name: str | None = None  # what clients call the model; None = the last part of the target's name
     served_model_names: tuple[str, ...] = ()  # further names; without model_name the first is the model's own
+    idle_unload: float = 0.0  # seconds without a request after which a model is unloaded; 0 = never
+    memory: int | str | None = (
+        None  # bytes that the models may take together, or 16G; None = what the machine has
+    )
     strict: bool = False  # refuse unknown fields and models instead of ignoring them with a warning
     request_log: bool = True  # one line to standard error for each request that asks for something
     max_texts: int = 128  # texts waiting or running; more get 429
@@ -89,6 +94,8 @@ class ServerConfig:
                 raise UsageError(f"{f.name}={value!r} is not possible: give a number of at least 0")
             if value == 0 and f.name not in _MAY_BE_0:
                 raise UsageError(f"{f.name}=0 would let nothing through: give a number above 0")
+        if self.memory is not None:
+            object.__setattr__(self, "memory", _MEMORY.take(self.memory))
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port={self.port} is not possible: give 0..65535")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
@@ -114,6 +121,15 @@ class ServerConfig:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One of several models: what of its engine is not as for all, its name and its sampling."""
+
+    engine: Mapping[str, Any]
+    name: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -127,15 +143,39 @@ def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a TOML file says of server and engine, checked by name and value: its tables [server] with [sampling] inside,
     and [engine]. Raises UsageError.
     """
+    tables = _tables(path)
+    kinds = {"server": ServerConfig, "engine": EngineConfig, "sampling": SamplingParams}
+    tables.pop("models", None)  # see `read_models`
+    server, engine, sampling = check_tables(tables, kinds, f"--config {path}")
+    return server | ({"sampling": sampling} if sampling else {}), engine
+
+
+def _tables(path: str | Path) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read ({error.strerror}): check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is not valid TOML: {error}") from error
-    kinds = {"server": ServerConfig, "engine": EngineConfig, "sampling": SamplingParams}
-    server, engine, sampling = check_tables(tables, kinds, f"--config {path}")
-    return server | ({"sampling": sampling} if sampling else {}), engine
+
+
+def read_models(path: str | Path) -> list[Served]:
+    """The tables [[models]] of a TOML file: options of [engine], a `name`, a table `sampling`. Raises UsageError."""
+    found = _tables(path).get("models", [])
+    where = f"--config {path}, [[models]]"
+    if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+        raise UsageError(f"{where}: give a table for each model, [[models]]")
+    out = []
+    for table in found:
+        name, sampling = table.pop("name", None), table.pop("sampling", {})
+        if not (name is None or isinstance(name, str)) or not isinstance(sampling, dict):
+            raise UsageError(f"{where}: name is a text, and sampling a table")
+        _check_table(table, EngineConfig, where)
+        _check_table(sampling, SamplingParams, f"{where}, sampling")
+        if "target" not in table:
+            raise UsageError(f"{where}: a model has no target: name a folder, a GGUF file or a hub id")
+        out.append(Served(table, name, sampling))
+    return out
 
 
 def check_tables(tables: dict[str, Any], kinds: dict[str, type[Any]], where: str) -> list[dict[str, Any]]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.config import EngineConfig
 from paceline.engine.worker import StepEngine, Worker
+from paceline.errors import UsageError
 from paceline.server.app import build_app
 from paceline.server.metrics import Metrics
 from paceline.server.run import bind, run
-from paceline.server.security import Keys
+from paceline.server.security import Gate, Keys
 from paceline.server.service import Service
-from paceline.server.settings import ServerConfig, read_config, server_config
+from paceline.server.settings import Served, ServerConfig, read_config, read_models, server_config
 
 
 class Place(Protocol):
@@ -52,11 +53,12 @@ class Here:
 
 def start(
     config_file: str | None, server: dict[str, Any], engine: dict[str, Any], say: Callable[[str], None],
-    profile_dir: str | None = None, place: Place | None = None,
+    profile_dir: str | None = None, place: Place | None = None, targets: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Serve until told to stop. `server` and `engine` are flags by name, None = not given, and win over the file.
 
-    `profile_dir`: where start-up's measurements are kept if neither says; "none" in either: nowhere.
+    `profile_dir`: where start-up's measurements are kept if neither says; "none" in either: nowhere. `targets`: several
+    models, in place of the one of `engine`.
     """
     place = place or Here()
     from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
@@ -64,8 +66,19 @@ def start(
         from_file = read_config(config_file)
     sampling = {**from_file[0].get("sampling", {}), **server.get("sampling", {})}
     config = server_config(from_file[0] | _given(server) | {"sampling": sampling})
-    wanted = EngineConfig.of({"profile_dir": profile_dir} | from_file[1] | _given(engine))
+    shared = {"profile_dir": profile_dir} | from_file[1] | _given(engine)
     keys = Keys.read(config.api_key_file)
+    listed = [Served({"target": target}) for target in targets]
+    if not listed and config_file is not None and "target" not in _given(engine):
+        listed = read_models(config_file)
+    if listed or config.idle_unload or config.memory is not None:
+        if not isinstance(place, Here):
+            raise UsageError(
+                "replicas are of one model: give one target, and neither --idle-unload nor --memory"
+            )
+        _serve_models(listed or [Served({})], shared, config, keys, say)
+        return
+    wanted = EngineConfig.of(shared)
     listening = bind(config)
     name = served_name(config, wanted.target)
 
@@ -79,12 +92,63 @@ def start(
     try:
         run(build_app(service, keys, to_stderr if config.request_log else None), worker, config, listening)
     finally:
-        listening.close()
-        if config.uds is not None:
-            Path(config.uds).unlink(missing_ok=True)
+        _leave(config, listening, [service])
         place.close()
+
+
+def _serve_models(
+    listed: Sequence[Served],
+    shared: dict[str, Any],
+    config: ServerConfig,
+    keys: Keys,
+    say: Callable[[str], None],
+) -> None:
+    """Several models, or one that is unloaded."""
+    from paceline.server.several import build_models
+
+    place = Here()
+
+    def make(wanted: EngineConfig, service: Service) -> Worker:
+        def load() -> StepEngine:
+            loaded = place.load(wanted, service, say)
+            say(f"{service.model} is ready on {address(config, listening)}")
+            return loaded
+
+        return place.worker(load, wanted, config)
+
+    models = build_models(_named(listed, shared, config), shared, config, make, keys.wanted)
+    listening = bind(config)
+    write = to_stderr if config.request_log else None
+    counted = models.entries[0].service.metrics.answered
+    app = Gate(models, config, keys, counted, write, models.most_bytes)
+    try:
+        run(app, models, config, listening)
+    finally:
+        _leave(config, listening, [entry.service for entry in models.entries])
+
+
+def _named(listed: Sequence[Served], shared: dict[str, Any], config: ServerConfig) -> dict[str, Served]:
+    """The models by the names that clients choose by. Raises UsageError for a name that two have."""
+    out: dict[str, Served] = {}
+    for served in listed:
+        target = EngineConfig.of(shared | dict(served.engine)).target
+        name = served.name or (served_name(config, target) if len(listed) == 1 else model_name(target))
+        if name in out:
+            raise UsageError(
+                f"two models are called {name}: give each a name of its own in a file with [[models]]"
+            )
+        out[name] = served
+    return out
+
+
+def _leave(config: ServerConfig, listening: socket.socket, services: Sequence[Service]) -> None:
+    """End what outlives the engines."""
+    listening.close()
+    if config.uds is not None:
+        Path(config.uds).unlink(missing_ok=True)
+    for service in services:
         if service.loaded is not None:
-            service.loaded.grammars.close()
+            service.loaded.close()
 
 
 def to_stderr(line: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -37,15 +37,17 @@ Place = tuple[str | int, ...]
 class Unknown:
     """`strict`: what would be warned of is an error. Used on the event loop only."""
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, keeps: bool = False) -> None:
+        """`keeps`: models are unloaded, so that `keep_alive` has an effect."""
         self._strict = strict
+        self._no_effect = [name for name in _NO_EFFECT if not (keeps and name == "keep_alive")]
         self._logged: set[str] = set()
 
     def warnings(self, body: Named) -> list[str]:
         """A sentence for each name in `body` that is ignored. Raises ApiError 400 if the server is strict."""
         found: dict[str, str] = {}
         _refuse_changes(body)
-        for place, why in _ignored(body):
+        for place, why in _ignored(body, self._no_effect):
             if self._strict:
                 where = ".".join(str(part)[:_SHOWN] for part in place)
                 raise refuse(where, f"{why}, and this server was started with --strict: leave it out")
@@ -99,10 +101,10 @@ def _refuse_changes(body: Named) -> None:
                 )
 
 
-def _ignored(body: Named) -> Iterator[tuple[Place, str]]:
+def _ignored(body: Named, no_effect: Iterable[str]) -> Iterator[tuple[Place, str]]:
     for place in _extra(body, ()):
         yield place, "is unknown here"
-    for name in _NO_EFFECT:
+    for name in no_effect:
         if getattr(body, name, None) is not None:
             yield (name,), "has no effect here"
     if getattr(body, "skip_special_tokens", None) is False:

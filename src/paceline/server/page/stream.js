@@ -41,7 +41,7 @@ export async function* ask(request, signal) {
 
 /** How many tokens the prompt of a chat has. */
 export async function countTokens(request, signal) {
-  return (await (await post("/tokenize", request, signal)).json()).count;
+  return (await (await post("tokenize", request, signal)).json()).count;
 }
 
 /** What the server is and can do; throws while it cannot be reached. */
