@@ -22,22 +22,17 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_k": 40, "min_p": 0.02, "presence_penalty": 0.3},
     {"temperature": 0.0, "presence_penalty": 0.6, "frequency_penalty": 0.4, "logprobs": 0},
     {"temperature": 1.0, "min_p": 0.1, "n": 2},
-    {"temperature": 0.9, "typical_p": 0.9, "top_n_sigma": 3.0},
-    {
-        "temperature": 0.8,
-        "xtc_probability": 0.5,
-        "xtc_threshold": 0.1,
-        "dry_multiplier": 0.8,
-        "dry_allowed_length": 1,
-    },
-    {"temperature": 0.8, "dynatemp_range": 0.5, "penalty_last_n": 32, "repetition_penalty": 1.1},
-    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0, "logprobs": 0},
-    {"temperature": 0.8, "min_p": 0.05, "temperature_last": True},
 )
-BIASED, CONSTRAINED, BANNED = range(
-    len(SHAPES), len(SHAPES) + 3
-)  # more, which depend on prompt and vocabulary
-KINDS = len(SHAPES) + 3
+SAMPLERS: tuple[dict[str, Any], ...] = (
+    {
+        "temperature": 0.8, "typical_p": 0.95, "top_n_sigma": 3.0, "xtc_probability": 0.5, "xtc_threshold": 0.1,
+        "dynatemp_range": 0.3, "dry_multiplier": 0.8, "dry_allowed_length": 1, "penalty_last_n": 32,
+        "repetition_penalty": 1.1,
+    },
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0},
+)  # fmt: skip
+BIASED, CONSTRAINED = len(SHAPES), len(SHAPES) + 1  # two more, which depend on prompt and vocabulary
+KINDS = len(SHAPES) + 2 + len(SAMPLERS)  # odd, so that each comes with and without log probabilities
 ENDS = ("length", "stop string", "late stop token", "stop token")
 
 
@@ -81,13 +76,12 @@ def params_of(subject: Subject, prompt: tuple[int, ...], number: int, length: in
             "temperature": 0.6,
             "logit_bias": dict.fromkeys(rare[:6], 2.5),
             "bad_token_ids": tuple(rare[6:9]),
+            **_unwritten(subject, prompt),
         }
-    elif kind == BANNED:
-        extra = {"temperature": 0.7, **_unwritten(subject, prompt)}
     elif kind == CONSTRAINED:
         extra = {"temperature": 0.7, "constraint": make}
     else:
-        extra = SHAPES[kind]
+        extra = SHAPES[kind] if kind < len(SHAPES) else SAMPLERS[kind - len(SHAPES) - 2]
     if number % 2:  # log probabilities show a changed bit long before a token does
         extra = {"logprobs": 0, **extra}
     return SamplingParams(max_tokens=min(length - number % 5, room), seed=number, ignore_eos=True, **extra)
@@ -97,7 +91,7 @@ def _unwritten(subject: Subject, prompt: tuple[int, ...]) -> dict[str, Any]:
     """Texts that the prompt holds, as an answer would repeat them, are not written."""
     tokenizer = subject.engine.tokenizer
     if tokenizer is None:
-        return {"bad_token_ids": prompt[-2:]}
+        return {}
     pairs = [
         tokenizer.decode(prompt[at : at + 2], begins=False) for at in range(0, min(len(prompt) - 1, 16), 2)
     ]
