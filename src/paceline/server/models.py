@@ -44,17 +44,17 @@ Show = Callable[[Request, ApiError], ASGIApp]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One model. `make`: a worker that loads it by a config, not started yet."""
+    """One model. `make`: a worker that loads it by a config, which is asked for on its thread; it is not started yet."""
 
     service: Service
     wanted: EngineConfig
-    make: Callable[[EngineConfig], Worker]
+    make: Callable[[Callable[[], EngineConfig]], Worker]
     app: FastAPI
     keep: float  # seconds without a request after which it is unloaded
     loaded: bool = False  # it is, or it is on its way
     users: int = 0
     used: float = field(default_factory=time.monotonic)
-    size: int = 0  # bytes that it takes, about
+    reserved: int = 0  # bytes that it will take, about
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     timer: asyncio.TimerHandle | None = None
 
@@ -62,7 +62,15 @@ class Entry:
     def name(self) -> str:
         return self.service.model
 
-    def start(self, config: EngineConfig) -> None:
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        info = self.service.worker.info
+        return (
+            int(info["files"]["bytes"]) + int(info["cache_bytes"]) if "cache_bytes" in info else self.reserved
+        )
+
+    def start(self, config: Callable[[], EngineConfig]) -> None:
         self.loaded = True
         self.service.worker = self.make(config)
         self.service.worker.start()
@@ -92,6 +100,7 @@ class Models:
         self._loading = asyncio.Lock()  # one at a time: each looks at what the others have left
         self._draining = self._begun = False
         self._past = Counters()  # of workers that are gone
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -134,7 +143,13 @@ class Models:
 
     def start(self) -> None:
         """Load the first model."""
-        self.entries[0].start(self.entries[0].wanted)
+        first = self.entries[0]
+
+        def fitted() -> EngineConfig:
+            found = self._measure(first.wanted)
+            return self._fitted(first, found, self._left(found))
+
+        first.start(fitted)
 
     def drain(self) -> None:
         self._draining = True
@@ -220,11 +235,12 @@ class Models:
             entry.keep = keep
         if not entry.users and entry.loaded and entry.keep < math.inf and not self._draining:
             loop = asyncio.get_running_loop()
-            entry.timer = loop.call_later(entry.keep, lambda: loop.create_task(self._expire(entry)))
+            entry.timer = loop.call_later(entry.keep, self._expire, entry)
 
-    async def _expire(self, entry: Entry) -> None:
-        if not entry.users and time.monotonic() - entry.used >= entry.keep - 0.1:
-            await self._unload(entry)
+    def _expire(self, entry: Entry) -> None:
+        task = asyncio.get_running_loop().create_task(self._unload(entry))
+        self._tasks.add(task)  # the loop itself keeps none
+        task.add_done_callback(self._tasks.discard)
 
     async def _ready(self, entry: Entry) -> None:
         """Load it if it is not there. Raises ApiError and NotReady."""
@@ -233,10 +249,16 @@ class Models:
         async with entry.lock:
             if not entry.loaded:
                 async with self._loading:
+                    await self._settled()
                     await self._begin(entry)
                     await self._until_loaded(entry)
                 return
         await self._until_loaded(entry)
+
+    async def _settled(self) -> None:
+        """Wait for the model that was loaded at start: until then nobody knows what it takes."""
+        while self.entries[0].loaded and self.entries[0].service.worker.state == "loading":
+            await asyncio.sleep(_POLL)
 
     async def _until_loaded(self, entry: Entry) -> None:
         worker = entry.service.worker
@@ -244,7 +266,7 @@ class Models:
             await asyncio.sleep(_POLL)
         if worker.state != "failed":
             return
-        if entry is not self.entries[0] or self._begun:
+        if entry.service.worker is worker and (entry is not self.entries[0] or self._begun):
             await self._forget(entry)  # the next request tries again
         raise ApiError(
             503, f"{entry.name} cannot be loaded: {worker.error}", param="model", code="model_failed"
@@ -260,19 +282,25 @@ class Models:
                 raise self._no_room(entry, need, left)
             await self._unload(min(idle, key=lambda one: one.used))
             found = await asyncio.to_thread(self._measure, entry.wanted)
-        config, entry.size = entry.wanted, need
-        if self._config.memory is not None and config.cache_memory is None:
-            share = max(found.cache, int((left - found.weights) * _CACHE_SHARE))
-            config, entry.size = replace(config, cache_memory=share), found.weights + share
+        config = self._fitted(entry, found, left)
         log.info("%s is loaded", entry.name)
-        entry.start(config)
+        entry.start(lambda: config)
+
+    def _fitted(self, entry: Entry, found: Footprint, left: int) -> EngineConfig:
+        """How a model is loaded, with as much K/V as there is room for below `memory`."""
+        entry.reserved = found.weights + found.cache
+        if self._config.memory is None or entry.wanted.cache_memory is not None:
+            return entry.wanted
+        share = max(found.cache, int((left - found.weights) * _CACHE_SHARE))
+        entry.reserved = found.weights + share
+        return replace(entry.wanted, cache_memory=share)
 
     def _left(self, found: Footprint) -> int:
+        """Bytes that another model may take."""
         if self._config.memory is None:
             return found.free
-        return min(
-            found.free, self._config.memory - sum(entry.size for entry in self.entries if entry.loaded)
-        )
+        taken = sum(entry.size for entry in self.entries if entry.loaded)
+        return min(found.free, int(self._config.memory) - taken)
 
     def _no_room(self, entry: Entry, need: int, left: int) -> ApiError:
         busy = [one.name for one in self.entries if one.loaded and one is not entry]
@@ -301,8 +329,8 @@ class Models:
         """Let go of what a worker that has ended was made of."""
         room = entry.service.loaded
         _add(self._past, entry.service.worker.counters)
-        entry.loaded, entry.size, entry.service.loaded = False, 0, None
-        entry.service.worker = entry.make(entry.wanted)  # that has seen nothing
+        entry.loaded, entry.reserved, entry.service.loaded = False, 0, None
+        entry.service.worker = entry.make(lambda: entry.wanted)  # that has seen nothing
         if room is not None:
             await asyncio.to_thread(room.close)
         del room

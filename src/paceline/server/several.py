@@ -23,7 +23,7 @@ from paceline.server.ollama_models import model_card
 from paceline.server.service import Service
 from paceline.server.settings import Served, ServerConfig
 
-MakeWorker = Callable[[EngineConfig, Service], Worker]
+MakeWorker = Callable[[Callable[[], EngineConfig], Service], Worker]
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)  # when what stays is unloaded
 
 

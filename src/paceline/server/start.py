@@ -108,13 +108,13 @@ def _serve_models(
 
     place = Here()
 
-    def make(wanted: EngineConfig, service: Service) -> Worker:
+    def make(wanted: Callable[[], EngineConfig], service: Service) -> Worker:
         def load() -> StepEngine:
-            loaded = place.load(wanted, service, say)
+            loaded = place.load(wanted(), service, say)
             say(f"{service.model} is ready on {address(config, listening)}")
             return loaded
 
-        return place.worker(load, wanted, config)
+        return Worker(load, max_texts=config.max_texts)
 
     models = build_models(_named(listed, shared, config), shared, config, make, keys.wanted)
     listening = bind(config)
