@@ -137,7 +137,7 @@ def test_who_is_unknown_is_a_404_and_bad_bodies_are_told() -> None:
         assert s.client.post("/nowhere", json={"model": "b"}).status_code == 404
         assert s.client.get("/nowhere").status_code == 404
         assert s.loaded() == ["a"], "none of these has loaded anything"
-        assert s.client.head("/health").status_code == 200
+        assert s.until(lambda: s.client.head("/health").status_code == 200)
         assert s.client.get("/").status_code == 200
 
 

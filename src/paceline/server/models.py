@@ -115,7 +115,7 @@ class Models:
         if self._draining:
             states = [entry.service.worker.state for entry in self.entries if entry.loaded]
             return "closed" if all(state in ("closed", "failed") for state in states) else "draining"
-        return "failed" if not self._begun and first.state == "failed" else "ready"
+        return "ready" if self._begun else first.state
 
     @property
     def error(self) -> Exception | None:
