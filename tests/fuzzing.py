@@ -143,7 +143,6 @@ PARAMS: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.sampled_from([0.7, 1.0, 1.5]), "top_k": st.integers(1, 20), "top_p": share, "min_p": share,
     "typical_p": share, "top_n_sigma": st.sampled_from([0.5, 1.0, 2.0]), "xtc_probability": share,
     "xtc_threshold": st.sampled_from([0.05, 0.2]), "dynatemp_range": share, "temperature_last": st.booleans(),
-    "mirostat": st.just(2), "mirostat_tau": st.sampled_from([1.0, 3.0]), "mirostat_eta": share,
     "dry_multiplier": st.sampled_from([0.5, 2.0]), "dry_allowed_length": st.integers(0, 3),
     "repetition_penalty": st.sampled_from([0.8, 1.3, 2.0]), "penalty_last_n": st.integers(0, 20),
     "presence_penalty": st.sampled_from([-0.5, 0.7]), "frequency_penalty": st.sampled_from([-0.3, 0.9]),

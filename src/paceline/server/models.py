@@ -200,12 +200,19 @@ class Models:
         """The model of a name, the first where none is named. Raises ApiError 404."""
         if not name:
             return self.entries[0]
-        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        found = (
+            self._by_name.get(name)
+            or self._by_name.get(name.removesuffix(LATEST))
+            or self._with_adapter(name)
+        )
         if found is None:
             served = ", ".join(map(repr, self._by_name))
             message = f"model {name[:80]!r} is not served here: use one of {served}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return found
+
+    def _with_adapter(self, name: str) -> Entry | None:
+        return next((one for one in self.entries if any(name == own for own, _ in one.wanted.adapters)), None)
 
     @asynccontextmanager
     async def _lease(self, said: Said) -> AsyncIterator[Entry]:

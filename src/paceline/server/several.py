@@ -78,11 +78,17 @@ def _add_front(models: Models, metrics: Metrics) -> None:
     @front.get("/models")
     @front.get("/v1/models")
     async def listed() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [_card(entry) for entry in models.entries]})
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [_card(entry, name) for entry in models.entries for name in entry.service.names],
+            }
+        )
 
     @front.get("/v1/models/{model:path}")
     async def one(model: str) -> JSONResponse:
-        return JSONResponse(_card(models.find(model)))
+        entry = models.find(model)
+        return JSONResponse(_card(entry, model if model in entry.service.names else entry.name))
 
     @front.get("/metrics")
     async def measured() -> Response:
@@ -103,8 +109,8 @@ def _is_there(entry: Entry) -> bool:
     return entry.loaded and entry.service.loaded is not None
 
 
-def _card(entry: Entry) -> dict[str, Any]:
-    return model_of(entry.service, entry.name) | {"loaded": _is_there(entry)}
+def _card(entry: Entry, name: str) -> dict[str, Any]:
+    return model_of(entry.service, name) | {"loaded": _is_there(entry)}
 
 
 def _tag(entry: Entry) -> dict[str, Any]:
