@@ -24,8 +24,7 @@ from paceline.engine.worker import Worker
 from paceline.errors import LoadError, UsageError
 from paceline.server import start as start_module
 from paceline.server.errors import ApiError
-from paceline.server.keep_alive import seconds_of
-from paceline.server.models import Models
+from paceline.server.models import Models, seconds_of
 from paceline.server.run import PatientServer, bind, settings
 from paceline.server.security import Gate, Keys
 from paceline.server.service import Room, Service

@@ -12,6 +12,7 @@ import gc
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,14 +22,15 @@ from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.config import EngineConfig
 from paceline.engine.worker import Counters, Load, NotReady, State, Worker
 from paceline.errors import PacelineError, sized
 from paceline.server.bodies import SHORT, check_counts
 from paceline.server.errors import ApiError, as_api_error
-from paceline.server.keep_alive import seconds_of
+from paceline.server.params import refuse
+from paceline.server.security import replay
 from paceline.server.service import Service
 from paceline.server.settings import ServerConfig
 
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 LATEST = ":latest"
 _POLL = 0.02  # seconds between two looks at a model that is loading
 _CACHE_SHARE = 0.3  # of what is left below `memory`, for K/V
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)")
 Show = Callable[[Request, ApiError], ASGIApp]
 
 
@@ -174,7 +178,7 @@ class Models:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive()).get("body", b"") if scope["type"] == "http" else b""
-        receive = _again(body, receive)
+        receive = replay(body, receive)
         try:
             app, said = await self._app_of(scope, body)
             if said is None:
@@ -373,15 +377,22 @@ def _said(body: bytes) -> Said:
     return Said(model if isinstance(model, str) else None, seconds_of(made.get("keep_alive")))
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """`receive` with the body once more, which was read."""
-    sent = False
+def seconds_of(said: Any) -> float | None:
+    """What `keep_alive` says, as Ollama's clients write it: seconds, infinite for a negative value, None where nothing is
+    said. Numbers are seconds, texts as `1h30m`.
 
-    async def receiving() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receiving
+    Raises ApiError 400.
+    """
+    if said is None:
+        return None
+    if isinstance(said, int | float) and not isinstance(said, bool) and said == said:
+        return math.inf if said < 0 else float(said)
+    if isinstance(said, str) and len(said) <= 64:
+        text = said.strip()
+        sign, text = text[:1] == "-", text.removeprefix("-")
+        if re.fullmatch(r"\d{1,9}", text):
+            return math.inf if sign else float(text)
+        parts = _PART.findall(text)
+        if parts and "".join(number + unit for number, unit in parts) == text:
+            return math.inf if sign else sum(float(number) * _UNITS[unit] for number, unit in parts)
+    raise refuse("keep_alive", "give seconds, or a time such as 5m or 1h30m; -1 keeps the model loaded")

@@ -174,7 +174,7 @@ class Gate:
             return
         except _Gone:
             return
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, replay(body, receive), send)
 
     def _check_seat(self, scope: Scope) -> None:
         if scope.get("state", {}).get(NO_SEAT):
@@ -309,7 +309,7 @@ def _name_in(host: str) -> str:
         return ""
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     sent = False
 
     async def replayed() -> Message:

@@ -15,8 +15,7 @@ from fastapi.responses import JSONResponse
 from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.worker import Worker
-from paceline.server.app import add_handlers, model_of, routes, shown
-from paceline.server.heads import Heads
+from paceline.server.app import Heads, add_handlers, model_of, routes, shown
 from paceline.server.metrics import Metrics
 from paceline.server.models import Entry, Models
 from paceline.server.ollama_models import model_card
