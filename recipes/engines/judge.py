@@ -28,10 +28,11 @@ import torch
 from draft import Files, Talk, prepare
 from engines import PLAIN
 from questions import MAKE, Asked
-from run import CONTEXT, DEFAULT_WORK, Cell
+from run import CONTEXT, DEFAULT_WORK, Cell, size_of
 
 LEAST_REACH, MOST_REACH = 0.05, 1.0  # nats of a gap that may still be a near-tie
-REACH_TEXTS = 12  # plain texts of an engine that its reach is taken from
+REACH_TEXTS, FEW_TEXTS = 12, 4  # plain texts of an engine that its reach is taken from; few of a large model
+SMALL = 1 << 30  # bytes of a folder's weights
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,10 @@ class Reference:
         return in_float64(load(self._files.folder, dtype=torch.float32, attn_implementation="eager"))
 
     @cached_property
+    def is_small(self) -> bool:
+        return size_of(self._files.folder) <= SMALL
+
+    @cached_property
     def _talk(self) -> Talk:
         return Talk(self._files.gguf)
 
@@ -210,7 +215,7 @@ def differences(plain: Results, drafted: Results) -> Iterator[tuple[str, int]]:
             yield name, at
 
 
-def judge(plain: Results, drafted: Results, reference: Reference, reach: float) -> dict[str, Any]:
+def judge(plain: Results, drafted: Results, reference: Reference, reach: float | None) -> dict[str, Any]:
     """One row of the table, with its worst example."""
     found = []
     for name, at in differences(plain, drafted):
@@ -227,7 +232,7 @@ def judge(plain: Results, drafted: Results, reference: Reference, reach: float) 
             "plain": reference.words(plain.texts[name][max(0, at - 8) : at + 8]),
             "drafted": reference.words(drafted.texts[name][max(0, at - 8) : at + 8]),
         }
-    limit = min(max(LEAST_REACH, 2 * reach), MOST_REACH)
+    limit = min(max(LEAST_REACH, 2 * (reach or 0.0)), MOST_REACH)
     return {
         "settings": drafted.header.get("settings", ""),
         **drafted.header["cell"],
@@ -258,9 +263,16 @@ def otherwise(plain: Results, drafted: Results) -> str:
     return ""
 
 
-def reach_of(plain: Results, reference: Reference) -> float:
-    """How far below the reference's best the engine's own plain, greedy texts go."""
-    texts = list(plain.texts.items())[:REACH_TEXTS]
+def reach_of(plain: Results, others: Sequence[Results], reference: Reference) -> float | None:
+    """How far below the reference's best the engine's own plain, greedy texts go. None: no text differs, so it is not
+    needed. Texts that others part from come first: the reference reads them anyway.
+    """
+    parted = dict.fromkeys(name for other in others for name, _ in differences(plain, other))
+    if not parted or plain.cell.temperature:
+        return None
+    most = REACH_TEXTS if reference.is_small else FEW_TEXTS
+    names = list(dict.fromkeys([*parted, *plain.texts]))[:most]
+    texts = [(name, plain.texts[name]) for name in names]
     return max((max(reference.gaps(name, text)) for name, text in texts if text), default=0.0)
 
 
@@ -275,13 +287,17 @@ def rows(work: Path) -> Iterator[dict[str, Any]]:
         reference = Reference(files, Memo(work / f"gaps-{model}.json"))
         own = [r.without(reference.ends) for r in there if r.cell.model == model]
         plains = {r.key: r for r in own if r.is_baseline}
-        reaches = {key: reach_of(r, reference) for key, r in plains.items() if not r.cell.temperature}
-        for drafted in (r for r in own if r.key in plains and not r.is_baseline):
+        others = [r for r in own if r.key in plains and not r.is_baseline]
+        reaches = {
+            key: reach_of(plain, [r for r in others if r.key == key], reference)
+            for key, plain in plains.items()
+        }
+        for drafted in others:
             print(drafted.cell.file_name, flush=True)
             if other := otherwise(plains[drafted.key], drafted):
                 yield {**drafted.header["cell"], "failed": other}
                 continue
-            yield judge(plains[drafted.key], drafted, reference, reaches.get(drafted.key, 0.0))
+            yield judge(plains[drafted.key], drafted, reference, reaches[drafted.key])
 
 
 def main() -> None:

@@ -48,8 +48,9 @@ vLLM, SGLang, ik_llama.cpp, onnxruntime-genai. A runner of some sixty lines adds
 - Where two texts part, a reference in float64 reads what they have in common, on the same weights. The *gap* says
   how far the lesser of the two tokens lies below the reference's best, in nats.
 - A gap that the engine's rounding explains is a *near-tie*. How far rounding goes is measured: the *reach* is how far
-  below the reference's best the engine's plain texts ever go. A gap beyond twice that, and beyond 0.05 nats, is a *plain
-  error*: the engine took a token that the model would not take. So is any gap beyond 1 nat.
+  below the reference's best the engine's plain texts go, over a dozen of them (four of a large model). A gap beyond
+  twice that, and beyond 0.05 nats, is a *plain error*: the engine took a token that the model would not take. So is
+  any gap beyond 1 nat.
 - *Identifiers* are opaque strings that a question gives and an answer has to repeat: how many plain decoding wrote as
   they were given, and how many of those the drafted texts do not have.
 
@@ -127,7 +128,7 @@ def _line(row: dict[str, Any]) -> Sequence[str]:
         f"{row['tokens']:,}",
         *(str(row[key]) for key in ("differing", "near_ties", "errors")),
         "" if gap is None else f"{gap:.3f}",
-        f"{row['reach']:.3f}",
+        "" if row["reach"] is None else f"{row['reach']:.3f}",
         f"{row['identifiers_lost']} of {row['identifiers']}" if row.get("identifiers") else "",
     )
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -215,6 +215,12 @@ class FakeReference:
 
     ends = (9,)
     worst = 2.0
+    is_small = True
+    asked: ClassVar[list[str]] = []
+
+    def gaps(self, question: str, text: list[int]) -> list[float]:
+        self.asked.append(question)
+        return [0.0, 0.25, 0.125]
 
     def gap(self, question: str, common: list[int], pair: list[int]) -> float:
         assert common == [1, 2]
@@ -248,6 +254,9 @@ def test_differences_are_told_as_near_ties_or_errors_by_the_reach(
     assert judge.judge(plain, ended, FakeReference(), 0.1)["near_ties"] == 1  # its end is a token, too
     written = replace(plain, texts={name: [*text, 9] for name, text in plain.texts.items()})
     assert written.without((9,)).texts == plain.texts
+    assert judge.reach_of(plain, [again], FakeReference()) is None  # nothing differs, so nothing is read
+    assert judge.reach_of(plain, [again, drafted], FakeReference()) == 0.25
+    assert FakeReference.asked == ["code-1", "talk-1"]  # the one that differs first
     assert judge.otherwise(plain, drafted) == ""
     torch = replace(drafted, header={**drafted.header, "settings": "plain torch"})
     assert judge.otherwise(plain, torch).startswith(
