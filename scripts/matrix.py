@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import matrix  # noqa: E402  it lies among the tests
 from matrix import CONDITIONS, DRAFTERS, REASONS, SIGHTLESS, Counted, Zoo  # noqa: E402
+from paceline.ops import native  # noqa: E402
 
 Counts = Mapping[tuple[str, str], Counted]
 HEAD = """# The matrix that switches nothing off
@@ -46,6 +47,7 @@ UNDER = {
     "new samplers": "typical, top-n-sigma, XTC, dynamic temperature, temperature last, DRY, Mirostat, in turn",
     "penalties": "repetition; presence and frequency; repetition over a window, in turn",
     "banned words": "texts of one and of two tokens that are never written",
+    "adapters": "side by side: one adapter, a blend of two, none; each is chosen by its request",
     "full prefix hit": "the whole prompt is in the cache, but for its last page",
     "K/V int8": "keys and values in 8 bits, for plain decoding as well",
     "cancel": "neighbours that share half a prompt come and are cancelled",
@@ -113,6 +115,8 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "paceline-matrix.jsonl")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "matrix.md")
     given = parser.parse_args()
+    if why := native.why_not():
+        sys.exit(why)  # plain torch promises tokens, not bits
     try:
         counts = counted(given.state, given.tokens)
     except KeyboardInterrupt:

@@ -201,7 +201,9 @@ CONDITIONS = {
     "banned words": Condition(banned),
     "new samplers": Condition(plainly(*SAMPLERS)),
     "pictures": Condition(pictures, target=SEEING),
-    "adapters": Condition(plainly({}), options={"adapter": "adapter"}),
+    "adapters": Condition(
+        plainly({"lora": {"a": 1.0}}, {"lora": {"a": 0.5, "b": -1.0}}, {}), options={"adapters": "ab"}
+    ),
     "full prefix hit": Condition(plainly({}), again=True),
     "K/V int8": Condition(plainly({}), options={"kv_cache": "int8"}),
     "batch of 16": Condition(plainly({}, {"temperature": 1.2}), batch=16),
@@ -257,7 +259,7 @@ class Zoo:
         build_dflash(self._folder / "dflash", **like)
         build_dspark(self._folder / "dspark", **like)
         noisy(target, self._folder / "model")
-        adapter(self._folder / "text-adapter", HIDDEN)
+        adapters(self._folder / "text-adapter", HIDDEN)
         return target
 
     @cached_property
@@ -265,7 +267,7 @@ class Zoo:
         build_meta(self._folder / "published", rows=tokenizer_of(QWEN).vocab_size, dim=128, max_seq_len=1024)
         convert_meta(self._folder / "published", self._folder / META)
         self._with_tokenizer(self._folder / META)
-        adapter(self._folder / "meta-adapter", 128)
+        adapters(self._folder / "meta-adapter", 128)
         return self._folder / META
 
     @cached_property
@@ -294,8 +296,10 @@ class Zoo:
         """The engine of a cell. Those that differ in nothing that is loaded are one."""
         path = getattr(self, target)
         asked = OPTIONS | dict(options)
-        if "adapter" in asked:
-            asked["adapter"] = str(self._folder / f"{target}-{asked['adapter']}")
+        if "adapters" in asked:
+            asked["adapters"] = {
+                name: str(self._folder / f"{target}-adapter-{name}") for name in asked["adapters"]
+            }
         if drafter is None:
             asked["drafter"] = "none"
         elif drafter.folder is not None:
@@ -339,20 +343,20 @@ def noisy(source: Path, to: Path, much: float = 0.05) -> None:
     save_file(changed, to / "model.safetensors", metadata={"format": "pt"})
 
 
-def adapter(folder: Path, hidden: int) -> None:
-    """A LoRA adapter of rank 4 on the queries and outputs of two layers."""
-    folder.mkdir()
-    g = torch.Generator().manual_seed(4)
-    at = "base_model.model.model.layers"
-    made = {}
-    for layer, name in ((0, "self_attn.q_proj"), (2, "self_attn.o_proj")):
-        wide = 4 * 32  # all heads
-        inner, out = (hidden, wide) if name.endswith("q_proj") else (wide, hidden)
-        made[f"{at}.{layer}.{name}.lora_A.weight"] = torch.randn(4, inner, generator=g) * 0.2
-        made[f"{at}.{layer}.{name}.lora_B.weight"] = torch.randn(out, 4, generator=g) * 0.2
-    save_file(made, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+def adapters(folder: Path, hidden: int) -> None:
+    """LoRA adapters a and b of rank 4, on the queries and outputs of two layers."""
+    wide = 4 * 32  # all heads
+    for seed, letter in enumerate("ab"):
+        g = torch.Generator().manual_seed(seed)
+        made, own = {}, Path(f"{folder}-{letter}")
+        for layer, name, inner, out in ((0, "q_proj", hidden, wide), (2, "o_proj", wide, hidden)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            made[f"{at}.lora_A.weight"] = torch.randn(4, inner, generator=g) * 0.2
+            made[f"{at}.lora_B.weight"] = torch.randn(out, 4, generator=g) * 0.2
+        own.mkdir()
+        save_file(made, own / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]}
+        (own / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def subject(llm: LLM) -> Subject:
