@@ -11,7 +11,7 @@ from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.models.registry import load_assistant
 from paceline.train import GemmaAssistant, Text, pack
-from paceline.train.methods.gemma_assistant.shape import load_module
+from paceline.train.methods.gemma_assistant.learning import load_module
 from paceline.train.parallel import choose_anchors, valid_steps
 
 STEPS = 3

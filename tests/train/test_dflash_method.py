@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from checkpoints import VOCAB, build_target
 from decoders import build_decoder
@@ -23,7 +24,7 @@ from paceline.ops.reference import EagerRunner
 from paceline.train import DFlash, Recipe, Text, TrainOptions, Windows, distil, pack
 from paceline.train.capture import TargetTeacher
 from paceline.train.export import Exported, export
-from paceline.train.methods.dflash.module import DFlashModule
+from paceline.train.networks import BlockModule
 from paceline.train.parallel import DraftModule, choose_anchors, valid_steps
 
 STEPS = 3
@@ -114,9 +115,13 @@ def test_any_family_gets_a_drafter_and_that_of_others_goes_on(llama: Path, tmp_p
         export(method, start.module, target / "drafter", Exported(start.config, STEPS, torch.float32))
         check_equal(target, start.module, teacher, target / "drafter")
     build_dflash(tmp_path / "theirs", hidden=48, vocab=VOCAB, draft_vocab=30)
-    teacher = DFlash().teacher(llama)
-    start = DFlash().start(teacher, windows(2, 0), tmp_path / "theirs", 0)
-    check_equal(llama, start.module, teacher, tmp_path / "theirs")
+    file = tmp_path / "theirs" / "model.safetensors"
+    for table in (None, torch.randn(VOCAB, 48, generator=torch.Generator().manual_seed(3))):
+        if table is not None:  # of its own
+            save_file(load_file(file) | {"embed_tokens.weight": table}, file, metadata={"format": "pt"})
+        teacher = DFlash().teacher(llama)
+        start = DFlash().start(teacher, windows(2, 0), tmp_path / "theirs", 0)
+        check_equal(llama, start.module, teacher, tmp_path / "theirs")
 
 
 def test_it_learns_is_exported_and_goes_on(llama: Path, tmp_path: Path) -> None:
@@ -131,7 +136,7 @@ def test_it_learns_is_exported_and_goes_on(llama: Path, tmp_path: Path) -> None:
     assert sum(with_it.stats.drafted_by_position) > 0
     method = DFlash()
     start = method.start(method.teacher(llama), windows(2, 0), tmp_path / "out", 0)
-    assert isinstance(start.module, DFlashModule)
+    assert isinstance(start.module, BlockModule)
     for name, tensor in done.module.state_dict().items():
         assert torch.equal(start.module.state_dict()[name], tensor.to(start.dtype).to(tensor.dtype)), name
     with pytest.raises(UsageError, match="blocks of this drafter hold 2 at most"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4UnifiedAssistantForCausalLM
 
 from paceline.errors import CapacityError, PairError
+from paceline.models.config import read_config
+from paceline.models.families.gemma4.config import parse_assistant, parse_gemma
 from paceline.models.registry import load_assistant, load_target
 from paceline.train import Distilled, GemmaAssistant, HeadOptions, Recipe, TrainOptions, Windows, distil
 from paceline.train import export as export_module
@@ -20,8 +23,12 @@ from paceline.train.distil import carry_out
 from paceline.train.loop import Hooks, Run
 from paceline.train.methods.gemma_assistant.files import scratch_config, set_head
 from paceline.train.methods.gemma_assistant.heads import CentroidHead
-from paceline.train.methods.gemma_assistant.module import DrafterModule
-from paceline.train.methods.gemma_assistant.shape import check_pair, load_module, new_module, shape_of
+from paceline.train.methods.gemma_assistant.learning import (
+    AssistantModule,
+    check_pair,
+    load_module,
+    new_module,
+)
 
 OPTIONS = TrainOptions(steps=4, batch=2, length=24, draft_tokens=3, eval_every=2, save_every=2, lr=1e-3)
 
@@ -72,8 +79,7 @@ def test_a_centroid_head_loads_everywhere_and_covers_the_dense_choice(
     sparse = set_head(module, head)
     export_module.export(GemmaAssistant(), sparse, tmp_path, export_module.Exported(raw, 3, dtype))
     back, _, _ = load_module(tmp_path)
-    assert back.masked_embedding is not None
-    assert torch.equal(back.masked_embedding.token_ordering, ordering)
+    assert torch.equal(back.named("masked_embedding.token_ordering"), ordering)
     assert assisted_text_is_unchanged(pair[0], tmp_path) > 0
     load_assistant(tmp_path, load_target(pair[0]))
     dense = set_head(back, None)
@@ -85,11 +91,10 @@ def test_a_rebuilt_head_reaches_its_recall_and_runs(pair: tuple[Path, Path], tmp
     recipe = Recipe(OPTIONS, pair[1], GemmaAssistant(HeadOptions("centroid", clusters=12, recall=0.9)))
     done = distil(pair[0], windows(6, 0), windows(3, 1), tmp_path / "a", recipe)
     assert float(done.note.rpartition(" ")[2]) >= 0.9
-    assert isinstance(done.module, DrafterModule)
-    assert done.module.masked_embedding is not None
-    assert sorted(done.module.masked_embedding.token_ordering.tolist()) == list(range(96))
+    assert isinstance(done.module, AssistantModule)
+    assert sorted(done.module.named("masked_embedding.token_ordering").tolist()) == list(range(96))
     again = distil(pair[0], windows(6, 0), windows(3, 1), tmp_path / "b", Recipe(OPTIONS, tmp_path / "a"))
-    assert again.module.shape.clusters == 12  # kept
+    assert again.module.config.clusters == 12  # kept
     assert assisted_text_is_unchanged(pair[0], tmp_path / "b") > 0
 
 
@@ -137,14 +142,14 @@ def test_a_full_disk_leaves_the_exported_drafter_as_it_was(
 
 def test_a_drafter_of_another_target_is_refused(pair: tuple[Path, Path]) -> None:
     _, raw, _ = load_module(pair[1])
-    target = load_target(pair[0])
-    check_pair(shape_of(raw), target.layout, 32, 96)
-    for hidden, vocab in ((48, 96), (32, 128)):
+    target = parse_gemma(read_config(pair[0]))
+    check_pair(parse_assistant(raw), target)
+    for other in (replace(target, hidden_size=48), replace(target, vocab_size=128)):
         with pytest.raises(PairError, match="scratch"):
-            check_pair(shape_of(raw), target.layout, hidden, vocab)
+            check_pair(parse_assistant(raw), other)
     raw["text_config"]["head_dim"] = 4
     with pytest.raises(PairError, match="scratch"):
-        check_pair(shape_of(raw), target.layout, 32, 96)
+        check_pair(parse_assistant(raw), target)
 
 
 def test_a_scratch_drafter_for_a_unified_target_is_a_unified_one(tmp_path: Path) -> None:
@@ -154,7 +159,7 @@ def test_a_scratch_drafter_for_a_unified_target_is_a_unified_one(tmp_path: Path)
         "attention_k_eq_v": True, "sliding_window": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
     }  # fmt: skip
     config = scratch_config({"model_type": "gemma4_unified", "text_config": text})
-    module = new_module(shape_of(config), 0)
+    module = new_module(parse_assistant(config), 0)
     export_module.export(GemmaAssistant(), module, tmp_path, export_module.Exported(config, 3, torch.float32))
     theirs = Gemma4UnifiedAssistantForCausalLM.from_pretrained(tmp_path)
     assert set(module.state_dict()) <= set(theirs.state_dict())
@@ -163,5 +168,5 @@ def test_a_scratch_drafter_for_a_unified_target_is_a_unified_one(tmp_path: Path)
 
 def test_the_module_has_the_names_of_the_published_layout(pair: tuple[Path, Path]) -> None:
     theirs = Gemma4AssistantForCausalLM.from_pretrained(pair[1]).state_dict()
-    module = DrafterModule(load_module(pair[1])[0].shape)
+    module, _, _ = load_module(pair[1])
     assert set(module.state_dict()) == {n for n in theirs if n != "lm_head.weight"}

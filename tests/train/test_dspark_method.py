@@ -24,7 +24,7 @@ from paceline.ops.reference import EagerRunner
 from paceline.train import DSpark, Recipe, Text, TrainOptions, Windows, distil, pack
 from paceline.train.capture import TargetTeacher
 from paceline.train.export import Exported, export
-from paceline.train.methods.dspark.module import DSparkModule
+from paceline.train.methods.dspark import DSparkModule
 from paceline.train.objectives import ce_tv
 from paceline.train.parallel import DraftModule, choose_anchors, valid_steps
 from paceline.train.rounds import Plan, batch_loss

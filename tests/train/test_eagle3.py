@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from checkpoints import VOCAB, build_target
 from decoders import build_decoder
@@ -42,8 +43,8 @@ from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.compare import open_engine
 from paceline.train.export import export
 from paceline.train.methods.base import Exported
-from paceline.train.methods.eagle3.module import Eagle3Module
 from paceline.train.methods.speculators import default_taps
+from paceline.train.networks import SteppingModule
 from paceline.train.objectives import find_objective
 from paceline.train.parallel import DraftModule, choose_anchors, valid_steps
 from small_tokenizers import SIZE, byte_level
@@ -143,7 +144,7 @@ def test_the_training_forward_is_drafting_position_by_position(
     method = VARIANTS[name]
     teacher = method.teacher(llama)
     start = method.start(teacher, pack(texts(29, 17, 21), 50), "scratch", 0)
-    assert isinstance(start.module, Eagle3Module)
+    assert isinstance(start.module, SteppingModule)
     shake(start.module)
     export(method, start.module, tmp_path, Exported(start.config, STEPS, torch.float32))
     check_equal(llama, start.module, teacher, tmp_path)
@@ -157,8 +158,27 @@ def test_a_foreign_drafter_goes_on_as_it_drafts(llama: Path, tmp_path: Path, mor
     method = Eagle3()
     teacher = method.teacher(llama)
     start = method.start(teacher, windows(2, 0), tmp_path / "theirs", 0)
-    assert isinstance(start.module, Eagle3Module)
+    assert isinstance(start.module, SteppingModule)
     check_equal(llama, start.module, teacher, tmp_path / "theirs")
+
+
+def test_biases_of_a_foreign_drafter_are_trained_too(llama: Path, tmp_path: Path) -> None:
+    build_eagle3(tmp_path, hidden=48, vocab=VOCAB, draft_vocab=30)
+    tensors, config = (
+        load_file(tmp_path / "model.safetensors"),
+        json.loads((tmp_path / "config.json").read_text()),
+    )
+    generator = torch.Generator().manual_seed(4)
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        rows = len(tensors[f"layers.0.self_attn.{name}.weight"])
+        tensors[f"layers.0.self_attn.{name}.bias"] = torch.randn(rows, generator=generator)
+    config["transformer_layer_config"]["attention_bias"] = True
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    teacher = Eagle3().teacher(llama)
+    module = Eagle3().start(teacher, windows(2, 0), tmp_path, 0).module
+    assert "layers.0.self_attn.k_proj.bias" in dict(module.trainable())
+    check_equal(llama, module, teacher, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen3", "yarn"])
@@ -189,7 +209,7 @@ def test_a_quantized_target_gets_a_drafter_that_drafts(kind: str, shared: bool, 
     method = Eagle3(vocabulary=50, shared=shared)
     teacher = method.teacher(target)
     start = method.start(teacher, windows(2, 0), "scratch", 0)
-    assert isinstance(start.module, Eagle3Module)
+    assert isinstance(start.module, SteppingModule)
     export(method, start.module, tmp_path / "drafter", Exported(start.config, STEPS, torch.float32))
     if not shared:  # the engine rounds what it multiplies with a quantized head
         return check_equal(target, start.module, teacher, tmp_path / "drafter")
@@ -292,7 +312,7 @@ def test_matrices_in_bfloat16_have_nearly_the_loss_and_the_gradient_of_float32(
 
 
 def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
-    from paceline.train.methods.eagle3.vocabulary import choose
+    from paceline.train.methods.vocabulary import choose
 
     counted = pack([Text([9, 9, 9, 5, 5, 7, 7, 7, 7], ((2, 9),)), Text([1, 2, 3], ((1, 1),))], 12)
     assert choose(counted, 3, 20, ()).tolist() == [5, 7, 9]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from paceline.errors import UsageError
+from paceline.train.methods.gemma_assistant.files import set_head
 from paceline.train.methods.gemma_assistant.heads import (
+    CentroidHead,
     HeadOptions,
     balanced_clusters,
     build_head,
     check_clusters,
 )
-from paceline.train.methods.gemma_assistant.module import DrafterModule, DrafterShape, LayerShape
+from paceline.train.methods.gemma_assistant.learning import load_module
 
 
 def clustered_head(clusters: int = 8, each: int = 12, width: int = 16) -> torch.Tensor:
@@ -42,17 +46,21 @@ def test_the_head_reaches_its_recall_with_few_clusters() -> None:
     assert looser.top_clusters <= built.top_clusters
 
 
-def test_running_logits_hide_exactly_what_is_no_candidate() -> None:
-    layer = LayerShape("full_attention", 1, 4)
-    shape = DrafterShape(
-        (layer,), 1, 8, 8, 24, 8, 1e-6, {"full_attention": None}, {"full_attention": torch.zeros(2)}, 6, 2
+def test_running_logits_hide_exactly_what_is_no_candidate(pair: tuple[Path, Path]) -> None:
+    dense, _, _ = load_module(pair[1])
+    generator = torch.Generator().manual_seed(0)
+    head = CentroidHead(
+        torch.randn(6, 16, generator=generator), torch.randperm(96, generator=generator), 2, 1.0
     )
-    module = DrafterModule(shape)
-    states = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    shown = module.running_logits(states)
-    assert (shown.isfinite().sum(-1) == 2 * 4).all()
-    keep = shown.isfinite()
-    assert torch.equal(shown[keep], module.logits(states)[keep])
+    module = set_head(dense, head)
+    states = torch.randn(5, 16, generator=generator)
+    for _ in range(2):
+        shown = module.running_logits(states)
+        keep = shown.isfinite()
+        assert (keep.sum(-1) == 2 * 16).all()
+        torch.testing.assert_close(shown[keep], module.logits(states)[keep])
+        with torch.no_grad():
+            module.head.mul_(1.5)  # the second time it is another head
 
 
 def test_impossible_clusters_name_a_possible_number() -> None:

@@ -14,7 +14,7 @@ from paceline.train import GemmaAssistant, TrainOptions, Windows
 from paceline.train import checkpoint as checkpoint_module
 from paceline.train.checkpoint import STATE_FILE
 from paceline.train.loop import Hooks, Run, learning_rate, make_optimizers, out_of_memory
-from paceline.train.methods.gemma_assistant.shape import load_module
+from paceline.train.methods.gemma_assistant.learning import load_module
 
 TINY = {"steps": 6, "batch": 2, "length": 24, "draft_tokens": 2, "eval_every": 2, "save_every": 1, "lr": 3e-3}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
-from paceline.train.methods.gemma_assistant.shape import load_module
+from paceline.train.methods.gemma_assistant.learning import load_module
 from paceline.train.parallel import Captured, choose_anchors, valid_steps
 
 STEPS = 3

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -345,12 +345,31 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
 
 
+class TensorSource(Protocol):
+    """What `Weights` takes tensors of: a checkpoint's `Tensors`, or those that are held already."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def skipped(self) -> dict[str, Entry]: ...
+
+    @property
+    def entries(self) -> Mapping[str, object]: ...
+
+    def take(self, name: str) -> Tensor: ...
+
+    def take_scale(self, name: str) -> Tensor | None: ...
+
+    def take_blocks(self, name: str) -> tuple[Tensor, WeightKind, Tensor | None] | None: ...
+
+
 class Weights:
     """Takes tensors as `Weight`s and float32 vectors on one device."""
 
     def __init__(
         self,
-        tensors: Tensors,
+        tensors: TensorSource,
         device: torch.device,
         dtype: torch.dtype | None = None,
         transform: Transform | None = None,

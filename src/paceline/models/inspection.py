@@ -18,6 +18,7 @@ from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.gemma4_assistant import assistant_shapes, check_pair
 from paceline.models.drafters.heads import ROOM
 from paceline.models.drafters.networks import kind_of, plan_network
+from paceline.models.drafters.state_net import DrafterFiles
 from paceline.models.families import spec_of
 from paceline.models.families.gemma4.config import GemmaConfig, parse_assistant
 from paceline.models.spec import ModelConfig
@@ -126,7 +127,7 @@ def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | No
     if raw.get("model_type") in ASSISTANT_TYPES:
         return _describe_assistant(folder, raw, target)
     fits = None if target is None else parse_target(read_config(Path(target)))
-    plan = plan_network(folder, raw, fits, (str(folder), str(target)))
+    plan = plan_network(DrafterFiles.of(folder, raw, target), fits)
     return _config_facts(plan.layers) | _stored(Tensors(folder, plan.shapes, rename=plan.rename), plan.shapes)
 
 

@@ -16,7 +16,7 @@ from paceline.models.config import parse_target, read_config, suppressed_ids
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.drafters.networks import plan_network
-from paceline.models.drafters.state_net import GraphNet
+from paceline.models.drafters.state_net import DrafterFiles, GraphNet
 from paceline.models.families import spec_of
 from paceline.models.families.gemma4.config import GemmaConfig, parse_assistant
 from paceline.models.families.gemma4.layers import split_gemma
@@ -142,7 +142,7 @@ def load_network(
     `path` is the target's own where it holds modules. Raises PairError, ConfigError and WeightsError. dtype as above.
     """
     folder = Path(path)
-    plan = plan_network(folder, read_config(folder), target, (str(folder), str(target.path)))
+    plan = plan_network(DrafterFiles.of(folder, read_config(folder), target.path), target)
     tensors = Tensors(folder, plan.shapes, rename=plan.rename)
     on_cpu = target.device.type == "cpu"
     _, stored = choose_dtypes(dtype if on_cpu else dtype or stored_as(target.kv_dtype), target.device)

@@ -164,7 +164,8 @@ class ReferenceOps:
         self, x: Tensor, inv_freq: Tensor, heads: int, factor: float = 1.0, growth: Growth | None = None
     ) -> Tensor:
         if id(inv_freq) not in self._rotary:
-            angles = self.rows.positions.to(self._exact)[:, None] * inv_freq.to(self._exact)  # [N, d / 2]
+            device = self.rows.positions.device
+            angles = self.rows.positions.to(self._exact)[:, None] * inv_freq.to(device, self._exact)  # [N, d / 2]
             self._rotary[id(inv_freq)] = (
                 angles.cos().to(x.dtype)[:, None],
                 angles.sin().to(x.dtype)[:, None],

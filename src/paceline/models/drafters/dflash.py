@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoints.loading import Shapes, Weights, read_entries
+from paceline.checkpoints.loading import Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.errors import ConfigError, PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.speculators import parse_layers, windows_of
 from paceline.models.drafters.state_net import (
+    DrafterFiles,
     Fits,
     GraphNet,
     Network,
@@ -30,6 +30,7 @@ from paceline.models.drafters.state_net import (
     embedding_of,
     head_of,
     misfit,
+    table_shapes,
 )
 from paceline.models.fields import Fields, shown
 from paceline.models.layers.attention import Attention, store
@@ -157,29 +158,27 @@ def inner_of(raw: Mapping[str, Any], kin: Kin = PLAIN) -> Mapping[str, Any]:
     return inner
 
 
-def plan_dflash(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
-    config = parse_dflash(raw)
-    taps = check_block(config, KIND, fits, names)
-    return Network(dflash_shapes(config, folder), config.layers, partial(DFlashNet, config), taps=taps)
+def plan_dflash(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
+    config = parse_dflash(files.raw)
+    taps = check_block(config, KIND, files, fits)
+    return Network(dflash_shapes(config, files), config.layers, partial(DFlashNet, config), taps=taps)
 
 
-def check_block(
-    config: DFlashConfig, kind: str, fits: Fits | None, names: tuple[str, str]
-) -> tuple[int, ...]:
+def check_block(config: DFlashConfig, kind: str, files: DrafterFiles, fits: Fits | None) -> tuple[int, ...]:
     """The taps. Raises PairError for another target's drafter."""
     if fits is None:
         return config.taps
-    misfit(names, kind, fits, config.target_hidden_size, config.layers.vocab_size, config.target_layers)
+    misfit(files, kind, fits, config.target_hidden_size, config.layers.vocab_size, config.target_layers)
     return config.taps_of(fits.layer_count)
 
 
-def last_state_too(config: DFlashConfig, folder: Path, kind: str) -> DFlashConfig:
+def last_state_too(config: DFlashConfig, files: DrafterFiles, kind: str) -> DFlashConfig:
     """With the target's last state as a further tap where `fc` has the width for it. Raises WeightsError.
 
     Some cards say that it is read, and no config lists it.
     """
-    entry = read_entries(folder).get("fc.weight")
+    entry = files.entries.get("fc.weight")
     if entry is None or len(entry.shape) != 2:
         return config
     width, each, count = entry.shape[1], config.target_hidden_size, len(config.taps)
@@ -187,25 +186,18 @@ def last_state_too(config: DFlashConfig, folder: Path, kind: str) -> DFlashConfi
         return replace(config, taps=(*config.taps, FINAL))
     if width != count * each:
         raise WeightsError(
-            f"{folder}: fc ({kind}) reads {width} columns, which are neither the {count} layers that config.json lists, "
-            f"of {each} columns each, nor one more: config.json is of another drafter, download both again"
+            f"{files.folder}: fc ({kind}) reads {width} columns, which are neither the {count} layers that config.json "
+            f"lists, of {each} columns each, nor one more: config.json is of another drafter, download both again"
         )
     return config
 
 
-def dflash_shapes(config: DFlashConfig, folder: Path, own: Shapes | None = None) -> Shapes:
-    """Name and shape of every tensor; what may be missing only where `folder` has it. `own`: of other layers."""
-    given = read_entries(folder)
-    layers, shapes = config.layers, block_shapes(config)
+def dflash_shapes(config: DFlashConfig, files: DrafterFiles, own: Shapes | None = None) -> Shapes:
+    """Name and shape of every tensor; what may be missing only where `files` has it. `own`: of other layers."""
+    shapes = block_shapes(config)
     if own is not None:
         shapes = {name: shape for name, shape in shapes.items() if not name.startswith("layers.")} | own
-    optional: Shapes = {
-        "embed_tokens.weight": (layers.vocab_size, layers.hidden_size),
-        "lm_head.weight": (config.draft_vocab, layers.hidden_size),
-        "d2t": (config.draft_vocab,),
-        "t2d": (layers.vocab_size,),
-    }
-    return shapes | {name: shape for name, shape in optional.items() if name in given}
+    return shapes | table_shapes(files, config.layers, config.draft_vocab)
 
 
 def block_shapes(config: DFlashConfig) -> Shapes:
@@ -258,26 +250,33 @@ class DFlashNet(GraphNet):
         return self.runner.run(self.block_graph, rows, cache, {})[0]
 
     def _absorb(self, ops: Ops) -> tuple[Value, ...]:
-        config = self.config.layers
-        x = ops.rms_norm(ops.linear(ops.given("states", self.width), self.fc), self.hidden_norm, config.eps)
-        self._store(ops, x)
+        x = self.seen(ops)
+        self.keep(ops, x)
         return (x,)
 
-    def _store(self, ops: Ops, x: Value) -> None:
+    def keep(self, ops: Ops, x: Value) -> None:
         """Write all layers' K/V of what they read of the target."""
         for layer in self.layers:
             assert isinstance(layer.attention, Attention)
             store(ops, x, layer.attention, self.config.layers)
 
     def _block(self, ops: Ops) -> tuple[Value, ...]:
+        return (self.through(ops, ops.embed(ops.tokens(), self.embedding, self.embedding_scale)),)
+
+    def seen(self, ops: Ops) -> Value:
+        """Of the input `states` what all layers make their K/V of."""
+        x = ops.linear(ops.given("states", self.width), self.fc)
+        return ops.rms_norm(x, self.hidden_norm, self.config.layers.eps)
+
+    def through(self, ops: Ops, x: Value) -> Value:
+        """Of embedded rows of whole blocks what the head reads; writes their K/V."""
         config = self.config.layers
-        x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
         for i, layer in enumerate(self.layers):
             h = ops.rms_norm(x, layer.norm_in, config.eps)
             x = ops.add(x, self._around(ops, h, i, "attention", partial(self._attended, ops, i)))
             h = ops.rms_norm(x, layer.norm_post, config.eps)
             x = ops.add(x, self._around(ops, h, i, "mlp", partial(feed, ops, mlp=layer.mlp)))
-        return (ops.rms_norm(x, self.norm, config.eps),)
+        return ops.rms_norm(x, self.norm, config.eps)
 
     def _around(self, ops: Ops, h: Value, layer: int, name: str, inner: Callable[[Value], Value]) -> Value:
         """What a sublayer ("attention" or "mlp") of `layer` adds, of its normed rows; relatives mix rows around it."""

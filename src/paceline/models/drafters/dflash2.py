@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +26,7 @@ from paceline.models.drafters.dflash import (
     last_state_too,
     parse_block,
 )
-from paceline.models.drafters.state_net import Fits, Network
+from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
 from paceline.models.fields import Fields
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Graph, Ops, Value, Weight
@@ -94,19 +93,19 @@ def parse_dflash2(raw: Mapping[str, Any]) -> DFlash2Config:
     )
 
 
-def plan_dflash2(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
-    config = parse_dflash2(raw)
-    if (folder / EMBEDDING_FILE).is_file():
+def plan_dflash2(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
+    config = parse_dflash2(files.raw)
+    if (files.folder / EMBEDDING_FILE).is_file():
         raise ConfigError(
-            f"{folder} has a {EMBEDDING_FILE}, which takes the place of the mask token's embedding and is not read: use "
-            "another drafter, or ngram"
+            f"{files.folder} has a {EMBEDDING_FILE}, which takes the place of the mask token's embedding and is not "
+            "read: use another drafter, or ngram"
         )
-    taps = check_block(config.block, KIND, fits, names)
-    config = replace(config, block=last_state_too(config.block, folder, KIND))
+    taps = check_block(config.block, KIND, files, fits)
+    config = replace(config, block=last_state_too(config.block, files, KIND))
     if len(config.block.taps) > len(taps):
         taps = (*taps, config.block.taps[-1])
-    shapes = dflash_shapes(config.block, folder) | path_shapes(config)
+    shapes = dflash_shapes(config.block, files) | path_shapes(config)
     return Network(shapes, config.block.layers, partial(DFlash2Net, config), taps=taps)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -32,7 +31,7 @@ from paceline.models.drafters.dflash import (
 )
 from paceline.models.drafters.speculators import ELSEWHERE, LAYER_KEYS
 from paceline.models.drafters.speculators import KNOWN as KNOWN_KEYS
-from paceline.models.drafters.state_net import Fits, Network
+from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
 from paceline.models.families.gemma4.config import GemmaConfig, parse_own_layers
 from paceline.models.families.gemma4.layers import decoder_layer, layer_shapes, read_layers, store
 from paceline.models.fields import Fields, shown
@@ -57,7 +56,7 @@ KIN = Kin(
     own={*HEADS, *STYLES, "num_anchors", "confidence_head_alpha", "runtime_block_size", "draft_window_size"},
     inner={*HEADS, "attention_mode", "projector_type", "confidence_head_alpha"},
 )
-W1, W2 = "markov_head.markov_w1", "markov_head.markov_w2"
+W1, W2, CONFIDENCE = "markov_head.markov_w1", "markov_head.markov_w2", "confidence_head.proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +150,15 @@ def _first(raw: Mapping[str, Any], block: int) -> int:
     return 0 if count == block else 1
 
 
-def plan_dspark(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
-    config = parse_dspark(raw)
-    taps = check_block(config.block, KIND, fits, names)
-    config = replace(config, block=last_state_too(config.block, folder, KIND))
+def plan_dspark(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
+    config = parse_dspark(files.raw)
+    taps = check_block(config.block, KIND, files, fits)
+    config = replace(config, block=last_state_too(config.block, files, KIND))
     if len(config.block.taps) > len(taps):
         taps = (*taps, config.block.taps[-1])
     own = None if config.gemma is None else layer_shapes(config.gemma)
-    shapes = dflash_shapes(config.block, folder, own) | head_shapes(config)
+    shapes = dflash_shapes(config.block, files, own) | head_shapes(config)
     net = DSparkNet if config.gemma is None else GemmaDSparkNet
     return Network(shapes, config.block.layers, partial(net, config), taps=taps)
 
@@ -185,7 +184,7 @@ def head_shapes(config: DSparkConfig) -> Shapes:
             }
     if config.confident:
         width = hidden + rank if config.reads_token else hidden
-        shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+        shapes |= {f"{CONFIDENCE}.weight": (1, width), f"{CONFIDENCE}.bias": (1,)}
     return shapes
 
 
@@ -206,7 +205,7 @@ class DSparkNet(DFlashNet):
             self.w1, self.w2 = weights.matrix(W1), weights.matrix(W2)
         self.gate = linear("markov_head.gate_proj") if config.rank and config.markov == "gated" else None
         self.joint = linear("markov_head.joint_proj") if config.rank and config.markov == "rnn" else None
-        self.confidence = linear("confidence_head.proj") if config.confident else None
+        self.confidence = linear(CONFIDENCE) if config.confident else None
         self.state_width = config.rank if self.joint is not None else 0
         self.confident = self.confidence is not None and self.chained
         self.chain_graph = self._chain
@@ -230,7 +229,7 @@ class DSparkNet(DFlashNet):
 
     def _chain(self, ops: Ops) -> tuple[Value, ...]:
         base = ops.given("base", self.head.out_features)
-        token = ops.embed(ops.tokens(), self.w1, 1.0)
+        token = self.token(ops)
         latent, after, sure = token, list[Value](), list[Value]()
         if self.gate is not None or self.joint is not None or self.confidence is not None:
             hidden = ops.given("hidden", self.hidden_size)
@@ -245,8 +244,17 @@ class DSparkNet(DFlashNet):
             latent, after = ops.softcap(out, 1.0), [ops.add(old, new)]
         logits = ops.add(base, ops.linear(latent, self.w2))
         if self.confidence is not None:
-            sure = [self.confidence(ops, ops.concat(hidden, token) if self.own.reads_token else hidden)]
+            sure = [self.sureness(ops, hidden, token)]
         return (logits, *sure, *after)
+
+    def token(self, ops: Ops) -> Value:
+        """What the Markov head reads of the rows' tokens."""
+        return ops.embed(ops.tokens(), self.w1, 1.0)
+
+    def sureness(self, ops: Ops, hidden: Value, token: Value) -> Value:
+        """The logit that a token is kept, of a row of the block and what `token` gives for the one before it."""
+        assert self.confidence is not None, "only asked of one that has such a head"
+        return self.confidence(ops, ops.concat(hidden, token) if self.own.reads_token else hidden)
 
 
 class GemmaDSparkNet(DSparkNet):
@@ -262,15 +270,14 @@ class GemmaDSparkNet(DSparkNet):
         self.gemma_layers = read_layers(weights, self.gemma, self.layout)
         return [layer.attention.o for layer in self.gemma_layers]
 
-    def _store(self, ops: Ops, x: Value) -> None:
+    def keep(self, ops: Ops, x: Value) -> None:
         for layer in self.gemma_layers:
             store(ops, x, layer.attention, self.gemma.eps)
 
-    def _block(self, ops: Ops) -> tuple[Value, ...]:
-        x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
+    def through(self, ops: Ops, x: Value) -> Value:
         for layer in self.gemma_layers:
             x = decoder_layer(ops, x, layer, self.gemma.eps, None, sees_itself=None)
-        return (ops.rms_norm(x, self.norm, self.gemma.eps),)
+        return ops.rms_norm(x, self.norm, self.gemma.eps)
 
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         (x,) = super()._logits(ops)

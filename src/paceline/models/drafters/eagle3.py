@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.loading import Shapes, Weights, read_entries
+from paceline.checkpoints.loading import Shapes, Weights
 from paceline.errors import ConfigError, PairError
 from paceline.models.drafters.speculators import parse_layers
 from paceline.models.drafters.state_net import (
+    DrafterFiles,
     Fits,
     Network,
     SteppingNet,
@@ -24,6 +24,7 @@ from paceline.models.drafters.state_net import (
     embedding_of,
     head_of,
     misfit,
+    table_shapes,
 )
 from paceline.models.fields import Fields, shown
 from paceline.models.layers.attention import Attention, attend, store
@@ -34,6 +35,7 @@ from paceline.models.layers.rotary import inverse_frequencies
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Ops, Value
 
+KIND = "eagle3"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 TAPS = "eagle_aux_hidden_state_layer_ids"
 OWN = {"draft_vocab_size", "target_hidden_size", "eagle_config", TAPS, *FLAGS}  # keys
@@ -67,7 +69,7 @@ class Eagle3Config:
 
 def parse_eagle3(raw: Mapping[str, Any]) -> Eagle3Config:
     """The drafter that a config.json describes, in the layout of `speculators` or the original. Raises ConfigError."""
-    head = parse_head(raw, "eagle3")
+    head = parse_head(raw, KIND)
     if len(head.layer.kinds) != 1:
         raise ConfigError(
             f"eagle3: {len(head.layer.kinds)} layers are not supported, only one: use the drafter ngram"
@@ -110,27 +112,25 @@ def _taps(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
     return tuple(said)
 
 
-def plan_eagle3(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
-    config = parse_eagle3(raw)
-    taps = config.taps or (0, 0, 0)
-    if fits is not None:
-        check_eagle3(config, fits, fits.layer_count, names)
-        taps = config.taps_of(fits.layer_count)
-    shapes = eagle3_shapes(config, len(taps), folder)
+def plan_eagle3(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
+    config = parse_eagle3(files.raw)
+    taps = check_eagle3(config, files, fits)
+    shapes = eagle3_shapes(config, len(taps), files)
     return Network(shapes, config.layer, partial(Eagle3Net, config), taps=taps)
 
 
-def check_eagle3(config: Eagle3Config, target: Fits, layers: int, names: tuple[str, str]) -> None:
-    """Raise PairError, naming both sides, unless the drafter fits a target (its config or itself) of so many layers."""
-    misfit(names, "eagle3", target, config.target_hidden_size, config.layer.vocab_size)
-    config.taps_of(layers)
+def check_eagle3(config: Eagle3Config, files: DrafterFiles, fits: Fits | None) -> tuple[int, ...]:
+    """The taps. Raises PairError for another target's drafter."""
+    if fits is None:
+        return config.taps or (0, 0, 0)
+    misfit(files, KIND, fits, config.target_hidden_size, config.layer.vocab_size)
+    return config.taps_of(fits.layer_count)
 
 
-def eagle3_shapes(config: Eagle3Config, taps: int, folder: Path) -> Shapes:
-    """Name and shape of every tensor; what may be missing only where `folder` has it."""
-    layer, given = config.layer, read_entries(folder)
-    hidden, wide = layer.hidden_size, taps * config.target_hidden_size
+def eagle3_shapes(config: Eagle3Config, taps: int, files: DrafterFiles) -> Shapes:
+    """Name and shape of every tensor; what may be missing only where `files` has it."""
+    layer, hidden, wide = config.layer, config.layer.hidden_size, taps * config.target_hidden_size
     shapes = decoder_shapes(layer)
     for name in ("q_proj", "k_proj", "v_proj"):
         shapes[f"layers.0.self_attn.{name}.weight"] = (
@@ -142,14 +142,8 @@ def eagle3_shapes(config: Eagle3Config, taps: int, folder: Path) -> Shapes:
         shapes["input_norm.weight"] = (wide,)
     if config.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(taps)}
-    optional: Shapes = {
-        "embed_tokens.weight": (layer.vocab_size, hidden),
-        "lm_head.weight": (config.draft_vocab, hidden),
-        "d2t": (config.draft_vocab,),
-        "t2d": (layer.vocab_size,),
-    }
     del shapes["embed_tokens.weight"]
-    return shapes | {name: shape for name, shape in optional.items() if name in given}
+    return shapes | table_shapes(files, layer, config.draft_vocab)
 
 
 class Eagle3Net(SteppingNet):
@@ -172,21 +166,7 @@ class Eagle3Net(SteppingNet):
         self.head = head_of(weights, target, layer.hidden_size, ids)
         self._set_store(attention_outputs([self.layer]))
 
-    def _embed(self, ops: Ops) -> tuple[Value, ...]:
-        return (ops.embed(ops.tokens(), self.embedding, self.embedding_scale),)
-
-    def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
-        return self._block(ops, self._seen(ops), token)
-
-    def _feed(self, ops: Ops) -> tuple[Value, ...]:
-        attention = self.layer.attention
-        if not isinstance(attention, Attention):
-            return self._absorb(ops)
-        both, _ = self._inputs(ops, self._seen(ops))
-        store(ops, both, attention, self.config.layer)
-        return (both,)
-
-    def _seen(self, ops: Ops) -> Value:
+    def seen(self, ops: Ops) -> Value:
         """What the layer reads of the target's hidden states, `states`."""
         x, eps = ops.given("states", self.width), self.config.layer.eps
         if self.norm_in is not None:
@@ -200,14 +180,16 @@ class Eagle3Net(SteppingNet):
             x = whole
         return ops.linear(x, self.fc)
 
-    def _step(self, ops: Ops) -> tuple[Value, ...]:
-        after, normed = self._block(ops, ops.given("hidden", self.hidden_size))
-        return ops.linear(normed, self.head), after
+    def keep(self, ops: Ops, x: Value, token: Value | None = None) -> Value:
+        """Write K/V of rows."""
+        attention = self.layer.attention
+        if not isinstance(attention, Attention):
+            return self.through(ops, x, token)[0]
+        both, _ = self._inputs(ops, x, token)
+        store(ops, both, attention, self.config.layer)
+        return both
 
-    def _logits(self, ops: Ops) -> tuple[Value, ...]:
-        return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
-
-    def _block(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
+    def through(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
         """(what the next step takes, what the head reads)."""
         config, layer = self.config.layer, self.layer
         both, h = self._inputs(ops, x, token)
@@ -220,7 +202,7 @@ class Eagle3Net(SteppingNet):
         """What further layers make of the first one's rows; EAGLE-3 has none."""
         return x
 
-    def _inputs(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
+    def _inputs(self, ops: Ops, x: Value, token: Value | None) -> tuple[Value, Value]:
         """(what attention reads, the normed state in it)."""
         eps = self.config.layer.eps
         token = self._embed(ops)[0] if token is None else token

@@ -10,6 +10,7 @@ the drafter's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +19,10 @@ from paceline.checkpoints.loading import Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.errors import PairError, WeightsError
 from paceline.kv.cache import KVCache
+from paceline.kv.layout import Layout
 from paceline.models.drafters.base import HeadOutput
 from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig
 from paceline.models.families.gemma4.layers import decoder_layer, layer_shapes, layout_of, read_layers
-from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.ops.base import Drawn, Ops, RoundStart, Rule, Runner, Stop, Value, Weight
 
 
@@ -55,7 +56,17 @@ def check_pair(
     assistant: AssistantConfig, target: GemmaConfig, names: tuple[str, str] = ("the drafter", "the target")
 ) -> None:
     """Raise PairError, naming both sides and every difference, unless the drafter fits this target."""
-    text, layout, wrong = assistant.text, layout_of(target), []
+    if wrong := differences(assistant, target):
+        raise PairError(
+            f"{names[0]} ({assistant.model_type}) was made for another target than {names[1]} "
+            f"({target.model_type}): {'; '.join(wrong)}. Give the -assistant checkpoint of this very target, "
+            "or use the drafter ngram"
+        )
+
+
+def differences(assistant: AssistantConfig, target: GemmaConfig) -> list[str]:
+    """Why the drafter does not fit this target; empty if it does."""
+    text, layout, wrong = assistant.text, layout_of(target), list[str]()
     if assistant.backbone_hidden_size != target.hidden_size:
         wrong.append(f"hidden size {assistant.backbone_hidden_size} against {target.hidden_size}")
     if text.vocab_size != target.vocab_size:
@@ -75,20 +86,22 @@ def check_pair(
                 f"{kind} with {kv_heads} K/V heads of size {head_dim} against {theirs.kv_heads} of "
                 f"{theirs.head_dim}"
             )
-    if wrong:
-        raise PairError(
-            f"{names[0]} ({assistant.model_type}) was made for another target than {names[1]} "
-            f"({target.model_type}): {'; '.join(wrong)}. Give the -assistant checkpoint of this very target, "
-            "or use the drafter ngram"
-        )
+    return wrong
+
+
+class Beside(Protocol):
+    """What the network needs of its target."""
+
+    dtype: torch.dtype
+    embedding: Weight
+    embedding_scale: float
+    layout: Layout
 
 
 class GemmaAssistant:
     """A loaded drafter network; implements `AssistantNet`."""
 
-    def __init__(
-        self, config: AssistantConfig, weights: Weights, target: GemmaTarget, runner: Runner
-    ) -> None:
+    def __init__(self, config: AssistantConfig, weights: Weights, target: Beside, runner: Runner) -> None:
         text = config.text
         self.config, self.runner, self.dtype, self.device = config, runner, target.dtype, weights.device
         self.embedding, self.embedding_scale = target.embedding, target.embedding_scale
@@ -124,14 +137,20 @@ class GemmaAssistant:
         return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
 
     def _step(self, ops: Ops) -> tuple[Value, ...]:
-        token = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
+        x, after = self.through(ops, ops.embed(ops.tokens(), self.embedding, self.embedding_scale))
+        return *self.scores(ops, x), after
+
+    def through(self, ops: Ops, token: Value) -> tuple[Value, Value]:
+        """Of embedded tokens and the input `hidden`: what the head reads, what the next step takes."""
         x = ops.linear(ops.concat(token, ops.given("hidden", self.config.backbone_hidden_size)), self.pre)
         for layer in self.layers:
             x = decoder_layer(ops, x, layer, self.config.text.eps, None, sees_itself=False)
         x = ops.rms_norm(x, self.norm, self.config.text.eps)
-        after = ops.linear(x, self.post)
+        return x, ops.linear(x, self.post)
+
+    def scores(self, ops: Ops, x: Value) -> tuple[Value, ...]:
+        """Logits of all tokens; or of some, behind their ids."""
         if self.clusters is None:
-            return ops.linear(x, self.head), after
+            return (ops.linear(x, self.head),)
         c = self.clusters
-        ids, logits = ops.centroid_logits(x, c.centroids, c.ordering, self.head, c.top)
-        return ids, logits, after
+        return ops.centroid_logits(x, c.centroids, c.ordering, self.head, c.top)

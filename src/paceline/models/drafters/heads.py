@@ -11,17 +11,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoints.loading import Shapes, Weights, read_entries
+from paceline.checkpoints.loading import Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.errors import PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
-from paceline.models.drafters.state_net import Fits, GraphNet, Network
+from paceline.models.drafters.state_net import DrafterFiles, Fits, GraphNet, Network
 from paceline.models.fields import shown
 from paceline.models.layers.attention import Attention, attend, store
 from paceline.models.layers.decoder import attention_outputs, decoder_shapes, read_layer
@@ -53,9 +52,10 @@ def _numbers(names: Iterable[str]) -> set[int]:
     return {int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))}
 
 
-def plan_heads(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of the target `folder` is to be loaded. Raises ConfigError, WeightsError and PairError."""
-    target, found = parse_target(raw), _numbers(read_entries(folder))
+def plan_heads(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What of a target's own files is to be loaded. Raises ConfigError, WeightsError and PairError."""
+    folder, raw = files.folder, files.raw
+    target, found = parse_target(raw), _numbers(files.entries)
     if not isinstance(target, DecoderConfig) or target.latent is not None or target.delta is not None:
         raise PairError(
             f"{folder} holds parallel heads, which are not read of a {target.model_type}: use the drafter ngram"

@@ -11,19 +11,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoints.loading import Shapes, Weights, read_entries
+from paceline.checkpoints.loading import Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.errors import ConfigError, PairError
 from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.speculators import parse_layers
-from paceline.models.drafters.state_net import Fits, Network, SteppingNet, misfit
+from paceline.models.drafters.state_net import DrafterFiles, Fits, Network, SteppingNet, misfit
 from paceline.models.fields import Fields, shown
 from paceline.models.layers.attention import Attention, attend, store
 from paceline.models.layers.decoder import Layer, attention_outputs, decoder_shapes, read_layer
@@ -44,6 +43,7 @@ _RENAMED = {
     "pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm.", "input_proj.": "eh_proj.",
     "token_layernorm.": "enorm.", "hidden_layernorm.": "hnorm.", "final_layernorm.": "norm.",
 }  # fmt: skip
+_NEWEST = dict(list(_RENAMED.items())[-4:])  # of `speculators`
 _NUMBERED = re.compile(r"(?:(?P<mtp>mtp\.|mtp_)?)layers\.(?P<at>\d{1,9})\.(?P<rest>.+)")
 
 
@@ -65,6 +65,13 @@ def name_of(name: str, first: int) -> str | None:
 def _renamed(name: str) -> str:
     begin = next((begin for begin in _RENAMED if name.startswith(begin)), None)
     return name if begin is None else _RENAMED[begin] + name[len(begin) :]
+
+
+def speculators_name(name: str) -> str:
+    """What the format of `speculators` calls a tensor of the only module."""
+    own = name.removeprefix("layers.0.")
+    begin = next((old for old in _NEWEST if own.startswith(_NEWEST[old])), None)
+    return f"mtp_layers.0.{own if begin is None else begin + own[len(_NEWEST[begin]) :]}"
 
 
 def modules_in(names: Iterable[str], layers: int) -> int:
@@ -97,16 +104,16 @@ def parse_mtp(raw: Mapping[str, Any]) -> DecoderConfig:
     return parse_layers(raw, KIND, {FIRST, *PROMISES})
 
 
-def plan_mtp(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of `folder` is to be loaded: a target's own modules, or a drafter in the format of `speculators`."""
-    entries = read_entries(folder)
+def plan_mtp(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What is to be loaded: a target's own modules, or a drafter in the format of `speculators`."""
+    raw, entries, folder = files.raw, files.entries, files.folder
     fields = Fields(raw, KIND)
     fields.refuse(FIRST, (None, False, True), "it is either true or false")
     fields.refuse(CHAINED, (None,), "modules without a norm of their own are not read: use the drafter ngram")
     if "speculators_model_type" in raw:
         target, first, count = parse_mtp(raw), 0, 1
         if fits is not None:
-            misfit(names, KIND, fits, target.hidden_size, target.vocab_size, target.layer_count)
+            misfit(files, KIND, fits, target.hidden_size, target.vocab_size, target.layer_count)
     else:
         parsed = parse_target(raw)
         if not isinstance(parsed, DecoderConfig):
@@ -161,10 +168,11 @@ class MtpNet(SteppingNet):
         self.config, self.shift = config, len(layers.kinds)
         inv_freq = inverse_frequencies(layers.rotary, layers.rotated or layers.head_dim).to(weights.device)
         self.modules = tuple(_read(weights, layers, k, inv_freq, target) for k in range(self.shift))
+        first = self.modules[0]
+        self.embedding, self.embedding_scale, self.head = first.embedding, first.embedding_scale, first.head
         self._set_store(attention_outputs(module.layer for module in self.modules))
         self.stages: list[tuple[Graph, Graph]] = [
-            (partial(self._through, module, "states"), partial(self._scores, module))
-            for module in self.modules
+            (partial(self._stage, module), partial(self._scores, module)) for module in self.modules
         ]
 
     @property
@@ -179,50 +187,46 @@ class MtpNet(SteppingNet):
         """Scores of the token at a depth."""
         return self._scored(self.stages[depth][1], hidden)
 
-    def _embed(self, ops: Ops) -> tuple[Value, ...]:
-        return (_embedded(self.modules[0], ops),)
+    def seen(self, ops: Ops) -> Value:
+        """The target's state after its final norm, `states`."""
+        return ops.given("states", self.width)
 
-    def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
-        return self._through(self.modules[0], "states", ops, token) * 2
-
-    def _feed(self, ops: Ops) -> tuple[Value, ...]:
+    def keep(self, ops: Ops, x: Value, token: Value | None = None) -> Value:
+        """Write K/V of rows of the first module."""
         config, layer = self.config.layers, self.modules[0].layer
         if not isinstance(layer.attention, Attention):
-            return self._absorb(ops)
-        h = ops.rms_norm(self._inputs(ops, self.modules[0], "states"), layer.norm_in, config.eps)
+            return self.through(ops, x, token)[0]
+        h = ops.rms_norm(self._inputs(ops, self.modules[0], x, token), layer.norm_in, config.eps)
         store(ops, h, layer.attention, config)
-        return (h,)
+        return h
 
-    def _step(self, ops: Ops) -> tuple[Value, ...]:
-        (x,) = self._through(self.modules[0], "hidden", ops)
-        return ops.linear(x, self.modules[0].head), x
+    def through(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
+        """What the head reads, which the next depth takes, too."""
+        return (self._through(ops, self.modules[0], x, token),) * 2
 
-    def _logits(self, ops: Ops) -> tuple[Value, ...]:
-        return self._scores(self.modules[0], ops)
+    def _stage(self, module: Module, ops: Ops) -> tuple[Value, ...]:
+        return (self._through(ops, module, ops.given("states", self.hidden_size)),)
 
     def _scores(self, module: Module, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), module.head),)
 
-    def _inputs(self, ops: Ops, module: Module, given: str, token: Value | None = None) -> Value:
+    def _inputs(self, ops: Ops, module: Module, x: Value, token: Value | None = None) -> Value:
         """What the layer of a module reads."""
         config = self.config.layers
-        token = _embedded(module, ops) if token is None else token
+        if token is None:
+            token = ops.embed(ops.tokens(), module.embedding, module.embedding_scale)
         token = ops.rms_norm(token, module.token_norm, config.eps)
-        h = ops.rms_norm(ops.given(given, self.hidden_size), module.hidden_norm, config.eps)
+        h = ops.rms_norm(x, module.hidden_norm, config.eps)
         both = ops.concat(h, token) if self.config.hidden_first else ops.concat(token, h)
         return ops.linear(both, module.projection)
 
-    def _through(self, module: Module, given: str, ops: Ops, token: Value | None = None) -> tuple[Value]:
+    def _through(self, ops: Ops, module: Module, x: Value, token: Value | None = None) -> Value:
         """What the head reads and the next depth takes."""
         config, layer = self.config.layers, module.layer
-        x = self._inputs(ops, module, given, token)
+        x = self._inputs(ops, module, x, token)
         x = ops.add(x, attend(ops, ops.rms_norm(x, layer.norm_in, config.eps), layer.attention, config))
         x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
-        return (ops.rms_norm(x, module.norm, config.eps),)
-
-
-def _embedded(module: Module, ops: Ops) -> Value:
-    return ops.embed(ops.tokens(), module.embedding, module.embedding_scale)
+        return ops.rms_norm(x, module.norm, config.eps)
 
 
 def _read(weights: Weights, layers: DecoderConfig, k: int, inv_freq: Tensor, target: GraphTarget) -> Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from paceline.models.drafters.dspark import parse_dspark, plan_dspark
 from paceline.models.drafters.eagle3 import parse_eagle3, plan_eagle3
 from paceline.models.drafters.mtp import parse_mtp, plan_mtp
 from paceline.models.drafters.peagle import parse_peagle, plan_peagle
-from paceline.models.drafters.state_net import Fits, Network
+from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
 
-Plan = Callable[[Path, Mapping[str, Any], Fits | None, tuple[str, str]], Network]
+Plan = Callable[[DrafterFiles, Fits | None], Network]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,11 @@ def own(folder: Path, raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
 
     Raises LoadError.
     """
-    names = read_entries(folder)
+    return _inside(read_entries(folder), raw)
+
+
+def _inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
+    """`own`, of the names of the tensors."""
     (modules, promise), (count, other) = mtp.inside(names, raw), heads.inside(names, raw)
     if modules:
         short = f", where {promise}: another download of this model may hold the rest" if promise else ""
@@ -69,9 +73,10 @@ def own(folder: Path, raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
     return None, promise or other
 
 
-def plan_network(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of `folder` is to be loaded; a target's is looked at for its modules. `names` are of drafter and target.
+def plan_network(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What of a drafter's folder is to be loaded; a target's is looked at for its modules.
 
     Raises ConfigError, WeightsError and, for another target's drafter, PairError.
     """
-    return NETWORKS[drafter_kind(raw) or own(folder, raw)[0] or "mtp"].plan(folder, raw, fits, names)
+    kind = drafter_kind(files.raw) or _inside(files.entries, files.raw)[0] or "mtp"
+    return NETWORKS[kind].plan(files, fits)

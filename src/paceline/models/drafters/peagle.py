@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from paceline.checkpoints.foreign import PARALLEL_KEYS
-from paceline.checkpoints.loading import Shapes, Weights, read_entries
+from paceline.checkpoints.loading import Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.errors import ConfigError, WeightsError
 from paceline.kv.cache import KVCache
@@ -28,7 +27,7 @@ from paceline.models.drafters.eagle3 import (
     eagle3_shapes,
     parse_head,
 )
-from paceline.models.drafters.state_net import Fits, Network
+from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
 from paceline.models.fields import shown
 from paceline.models.layers.attention import attend
 from paceline.models.layers.decoder import Layer, attention_outputs, read_layer
@@ -66,25 +65,21 @@ def parse_peagle(raw: Mapping[str, Any]) -> PEagleConfig:
     return PEagleConfig(head, mask)
 
 
-def plan_peagle(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
-    """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
-    config = parse_peagle(raw)
-    taps = config.head.taps or (0, 0, 0)
-    if fits is not None:
-        check_eagle3(config.head, fits, fits.layer_count, names)
-        taps = config.head.taps_of(fits.layer_count)
-    shapes = eagle3_shapes(config.head, len(taps), folder) | _mask_shape(
-        folder, len(taps) * config.head.target_hidden_size
-    )
+def plan_peagle(files: DrafterFiles, fits: Fits | None) -> Network:
+    """What is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
+    config = parse_peagle(files.raw)
+    taps = check_eagle3(config.head, files, fits)
+    shapes = eagle3_shapes(config.head, len(taps), files)
+    shapes |= _mask_shape(files, len(taps) * config.head.target_hidden_size)
     return Network(shapes, config.head.layer, partial(PEagleNet, config), taps=taps)
 
 
-def _mask_shape(folder: Path, width: int) -> Shapes:
-    entry = read_entries(folder).get(STATES)
+def _mask_shape(files: DrafterFiles, width: int) -> Shapes:
+    entry = files.entries.get(STATES)
     if entry is None or entry.shape not in ((1, 1, width), (1, width)):
         what = "no mask_hidden" if entry is None else f"mask_hidden has shape {list(entry.shape)}"
         raise WeightsError(
-            f"{folder}: {what}, where a P-EAGLE head has one row of {width}: download it again"
+            f"{files.folder}: {what}, where a P-EAGLE head has one row of {width}: download it again"
         )
     return {STATES: entry.shape}
 

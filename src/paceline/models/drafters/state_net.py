@@ -5,15 +5,17 @@ what they take of the target where their checkpoint lacks it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.loading import Rename, Shapes, Weights
+from paceline.checkpoints.loading import Rename, Shapes, Weights, read_entries
+from paceline.checkpoints.safetensors_file import Entry
 from paceline.core import ForwardBatch
 from paceline.errors import PairError, WeightsError
 from paceline.kv.cache import KVCache
@@ -48,8 +50,25 @@ class Network:
     taps: tuple[int, ...] = ()  # layers of the target, beside its final state
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterFiles:
+    """What is known of a drafter before its weights are loaded. One that is about to be trained has no files yet: its
+    `entries` are the tensors that it shall have beside those that all of its kind have.
+    """
+
+    raw: Mapping[str, Any]  # config.json
+    entries: Mapping[str, Entry]  # headers, by name
+    folder: Path
+    target: str = "the target"  # what messages call it
+
+    @classmethod
+    def of(cls, folder: Path, raw: Mapping[str, Any], target: object = "the target") -> DrafterFiles:
+        """Those of a folder. Raises WeightsError."""
+        return cls(raw, read_entries(folder), folder, str(target))
+
+
 def misfit(
-    names: tuple[str, str], kind: str, fits: Fits, hidden: int, vocab: int, layers: int | None = None
+    files: DrafterFiles, kind: str, fits: Fits, hidden: int, vocab: int, layers: int | None = None
 ) -> None:
     """Raise PairError, naming drafter and target, unless the drafter was made for a target of these sizes."""
     pairs = {"hidden size": (hidden, fits.hidden_size), "vocabulary": (vocab, fits.vocab_size),
@@ -57,8 +76,8 @@ def misfit(
     wrong = [f"{what} {mine} against {its}" for what, (mine, its) in pairs.items() if mine != its]
     if wrong:
         raise PairError(
-            f"{names[0]} ({kind}) was made for another target than {names[1]}: {'; '.join(wrong)}. Give the drafter of "
-            "this very target, or use the drafter ngram"
+            f"{files.folder} ({kind}) was made for another target than {files.target}: {'; '.join(wrong)}. Give the "
+            "drafter of this very target, or use the drafter ngram"
         )
 
 
@@ -106,6 +125,10 @@ class GraphNet(ABC):
 
 class SteppingNet(GraphNet):
     """One that drafts a token a step, each from its own output for the one before."""
+
+    embedding: Weight  # its table of tokens, or the target's
+    embedding_scale: float  # of that table's rows
+    head: Weight
 
     def __init__(
         self, layers: DecoderConfig, target: GraphTarget, taps: Seq[int], width: int, ids: Tensor | None
@@ -156,21 +179,48 @@ class SteppingNet(GraphNet):
     def _absorb_given(self, ops: Ops) -> tuple[Value, ...]:
         return self._absorb(ops, ops.given("embeddings", self.hidden_size))
 
-    @abstractmethod
     def _embed(self, ops: Ops) -> tuple[Value, ...]:
         """The scaled embeddings of the rows' tokens."""
+        return (ops.embed(ops.tokens(), self.embedding, self.embedding_scale),)
 
-    @abstractmethod
     def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
         """Of the input `states`: what the next step takes, what the head reads. `token`: embeddings of the rows."""
+        return self.through(ops, self.seen(ops), token)
 
-    @abstractmethod
     def _feed(self, ops: Ops) -> tuple[Value, ...]:
         """Of the input `states`: K/V of the layer, with as little else as they need."""
+        return (self.keep(ops, self.seen(ops)),)
 
-    @abstractmethod
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         """Of the input `hidden`: logits, and what the next step takes."""
+        after, normed = self.through(ops, ops.given("hidden", self.hidden_size))
+        return ops.linear(normed, self.head), after
+
+    def _logits(self, ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
+
+    @abstractmethod
+    def seen(self, ops: Ops) -> Value:
+        """What the layer reads of the input `states` in place of its own state."""
+
+    @abstractmethod
+    def through(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
+        """Of rows that go on from `x`: what the next step takes, what the head reads. Writes their K/V."""
+
+    @abstractmethod
+    def keep(self, ops: Ops, x: Value, token: Value | None = None) -> Value:
+        """Write the same K/V, with as little else as they need; returns what they are made of."""
+
+
+def table_shapes(files: DrafterFiles, layers: DecoderConfig, draft_vocab: int) -> Shapes:
+    """Name and shape of the tables that `files` has; where one is missing, the target's takes its place."""
+    optional: Shapes = {
+        "embed_tokens.weight": (layers.vocab_size, layers.hidden_size),
+        "lm_head.weight": (draft_vocab, layers.hidden_size),
+        "d2t": (draft_vocab,),
+        "t2d": (layers.vocab_size,),
+    }
+    return {name: shape for name, shape in optional.items() if name in files.entries}
 
 
 def embedding_of(weights: Weights, target: GraphTarget, hidden: int) -> tuple[Weight, float]:

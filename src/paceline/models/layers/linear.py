@@ -32,5 +32,6 @@ def read_linear(weights: Weights, config: DecoderConfig, name: str) -> Linear:
 
 
 def read_norm(weights: Weights, config: DecoderConfig, name: str) -> Tensor:
-    """What a normed row is multiplied with."""
-    return weights.norm(name) + config.norm_shift
+    """What a normed row is multiplied with: the tensor itself where nothing is added, so that it can learn."""
+    scale = weights.norm(name)
+    return scale + config.norm_shift if config.norm_shift else scale

@@ -16,15 +16,20 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.errors import PairError
 from paceline.models.config import parse_target, read_config
-from paceline.models.families.gemma4.config import GemmaConfig
+from paceline.models.families.gemma4.config import GemmaConfig, parse_assistant
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.registry import load_assistant
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.methods.base import CardText, Exported, Init, Start
 from paceline.train.methods.gemma_assistant.files import config_of, generation_config, scratch_config
 from paceline.train.methods.gemma_assistant.heads import HeadOptions
-from paceline.train.methods.gemma_assistant.module import DrafterModule
-from paceline.train.methods.gemma_assistant.shape import check_pair, load_module, new_module, shape_of
+from paceline.train.methods.gemma_assistant.learning import (
+    AssistantModule,
+    check_pair,
+    load_module,
+    new_module,
+)
 from paceline.train.parallel import DraftModule
 from paceline.train.windows import Windows
 
@@ -71,23 +76,24 @@ class GemmaAssistant:
             config = dict(init) if isinstance(init, Mapping) else scratch_config(read_config(target.path))
             table = target.embedding.data
             known = table.dtype.is_floating_point
-            module = new_module(shape_of(config), seed, table.float() if known else None)
+            module = new_module(parse_assistant(config), seed, table.float() if known else None)
             start = Start(module, config, table.dtype if known else torch.bfloat16, True)
         else:
             start = Start(*load_module(Path(init)), False)
-        assert isinstance(start.module, DrafterModule)
-        check_pair(start.module.shape, target.layout, target.hidden_size, target.vocab_size)
+        assert isinstance(start.module, AssistantModule)
+        assert isinstance(target, GemmaTarget), "check refuses others"
+        check_pair(start.module.config, target.config)
         start.module.to(teacher.device)
         return start
 
     def describe(self, module: DraftModule) -> str:
-        assert isinstance(module, DrafterModule)
-        clusters = self.head.wanted(module.shape)
+        assert isinstance(module, AssistantModule)
+        clusters = self.head.wanted(module.config)
         return f"head {f'of {clusters} clusters' if clusters else 'dense'}"
 
     def last_batches(self, module: DraftModule) -> int:
-        assert isinstance(module, DrafterModule)
-        return self.head.batches if self.head.wanted(module.shape) else 0
+        assert isinstance(module, AssistantModule)
+        return self.head.batches if self.head.wanted(module.config) else 0
 
     def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
         from paceline.train.methods.gemma_assistant.fitting import rebuild_head
@@ -101,9 +107,9 @@ class GemmaAssistant:
     def files(
         self, module: DraftModule, exported: Exported
     ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
-        assert isinstance(module, DrafterModule)
+        assert isinstance(module, AssistantModule)
         configs: dict[str, Mapping[str, Any]] = {
-            "config.json": config_of(exported.config, module.shape, exported.dtype),
+            "config.json": config_of(exported.config, module.config, exported.dtype),
             "generation_config.json": generation_config(exported),
         }
         return dict(module.state_dict()), configs

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from paceline.models.families.gemma4.config import AssistantConfig
 from paceline.train.methods.base import TORCH_NAMES, Exported
 from paceline.train.methods.gemma_assistant.heads import CentroidHead
-from paceline.train.methods.gemma_assistant.module import DrafterModule, DrafterShape
+from paceline.train.methods.gemma_assistant.learning import CENTROIDS, CLUSTERS, ORDERING, AssistantModule
 
 FROM_TARGET = (  # of its text config: what the K/V, the tokens and the rotation dictate
     "head_dim", "global_head_dim", "num_key_value_heads", "num_global_key_value_heads", "num_attention_heads",
@@ -55,32 +56,27 @@ def scratch_config(raw: Mapping[str, Any], layers: int = 4, hidden: int | None =
     }  # fmt: skip
 
 
-def set_head(module: DrafterModule, head: CentroidHead | None) -> DrafterModule:
+def set_head(module: AssistantModule, head: CentroidHead | None) -> AssistantModule:
     """The same drafter with another head: centroids, or dense (None)."""
     clusters = head.centroids.shape[0] if head else 0
     top = head.top_clusters if head else 0
-    shape: DrafterShape = dataclasses.replace(module.shape, clusters=clusters, top_clusters=top)
-    out = DrafterModule(shape).to(module.head.device)
-    state = {n: t for n, t in module.state_dict().items() if not n.startswith("masked_embedding")}
+    config = dataclasses.replace(module.config, clusters=clusters, top_clusters=top)
+    tensors = {n: t.detach() for n, t in module.state_dict().items() if not n.startswith(CLUSTERS)}
     if head:
-        state |= {
-            "masked_embedding.centroids.weight": head.centroids,
-            "masked_embedding.token_ordering": head.ordering,
-        }
-    out.load_state_dict(state)
-    return out
+        tensors |= {CENTROIDS: head.centroids, ORDERING: head.ordering}
+    return AssistantModule(config, tensors)
 
 
-def config_of(base: Mapping[str, Any], shape: DrafterShape, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json for `shape`, from the one that it started from."""
+def config_of(base: Mapping[str, Any], config: AssistantConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json for `config`, from the one that it started from."""
     out = dict(base)
     out |= {
-        "use_ordered_embeddings": bool(shape.clusters),
+        "use_ordered_embeddings": bool(config.clusters),
         "dtype": TORCH_NAMES[dtype],
         "transformers_version": "5.22.2",
     }
-    if shape.clusters:
-        out |= {"num_centroids": shape.clusters, "centroid_intermediate_top_k": shape.top_clusters}
+    if config.clusters:
+        out |= {"num_centroids": config.clusters, "centroid_intermediate_top_k": config.top_clusters}
     out.pop("torch_dtype", None)
     return out
 

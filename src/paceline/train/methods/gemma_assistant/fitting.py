@@ -9,7 +9,7 @@ import torch
 from paceline.train.loop import Phase, Run
 from paceline.train.methods.gemma_assistant.files import set_head
 from paceline.train.methods.gemma_assistant.heads import CentroidHead, HeadOptions, build_head
-from paceline.train.methods.gemma_assistant.module import DrafterModule
+from paceline.train.methods.gemma_assistant.learning import AssistantModule
 from paceline.train.parallel import choose_anchors
 from paceline.train.rounds import draft_all
 from paceline.train.windows import Windows, batch_rows, step_generator
@@ -30,11 +30,11 @@ def drafter_states(run: Run, windows: Windows, batches: int) -> Iterator[torch.T
         yield states[torch.randperm(len(states), generator=generator)[:STATES_PER_BATCH].to(states.device)]
 
 
-def rebuild_head(run: Run, options: HeadOptions, phase: Phase) -> tuple[DrafterModule, CentroidHead | None]:
+def rebuild_head(run: Run, options: HeadOptions, phase: Phase) -> tuple[AssistantModule, CentroidHead | None]:
     """The trained drafter with the head that was asked for: its centroids fit the states that it has now."""
     module = run.module
-    assert isinstance(module, DrafterModule)
-    clusters = options.wanted(module.shape)
+    assert isinstance(module, AssistantModule)
+    clusters = options.wanted(module.config)
     if not clusters:
         return set_head(module, None), None
     held = list(drafter_states(run, run.held, max(1, min(8, len(run.held) // run.options.batch))))

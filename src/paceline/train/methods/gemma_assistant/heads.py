@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import UsageError
-from paceline.train.methods.gemma_assistant.module import DrafterShape
+from paceline.models.families.gemma4.config import AssistantConfig
 
 ROUNDS = 12  # of k-means
 CHUNK = 8192  # rows scored at once
@@ -47,12 +47,14 @@ class HeadOptions:
         if not 0 < self.recall < 1 or self.batches < 1 or self.clusters < 0:
             raise UsageError("recall must be in (0, 1), clusters and batches above 0")
 
-    def wanted(self, shape: DrafterShape) -> int:
+    def wanted(self, config: AssistantConfig) -> int:
         """CentroidHead of the finished drafter, 0 = dense head. Raises UsageError."""
-        if self.kind == "dense" or (self.kind == "keep" and not shape.clusters):
+        if self.kind == "dense" or (self.kind == "keep" and not config.clusters):
             return 0
-        clusters = self.clusters or (shape.clusters if self.kind == "keep" else max(2, shape.vocab // 128))
-        check_clusters(shape.vocab, clusters)
+        clusters = self.clusters or (
+            config.clusters if self.kind == "keep" else max(2, config.text.vocab_size // 128)
+        )
+        check_clusters(config.text.vocab_size, clusters)
         return clusters
 
 
