@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import paceline
+from paceline.drafter_kinds import KINDS, TRAININGS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "paceline"
@@ -23,6 +24,7 @@ MAY_IMPORT = {
     "core": set(),
     "options": set(),
     "config": set(),
+    "drafter_kinds": set(),
     "files": set(),
     "memory": set(),
     "tree": set(),
@@ -147,6 +149,7 @@ BASE = {
     "child",
     "turns",
     "machine",
+    "drafter_kinds",
 }
 # What a reader can hold at once. They are guards against files of two ideas, no aims: nothing is split to meet them.
 LINES, FUNCTION_LINES, CLASS_LINES, PARAMETERS = 700, 50, 400, 7
@@ -231,6 +234,19 @@ def test_a_conversation_and_a_server_load_no_tool() -> None:
     loaded = {name.split(".")[1] for name in done.stdout.split() if name.startswith("paceline.")}
     assert {"engine", "server", "drafters"} <= loaded
     assert not loaded & TOOLS
+
+
+def test_a_kind_of_drafter_is_named_in_its_own_files_and_in_the_list() -> None:
+    """Whoever adds one finds its name nowhere else: all others ask `drafter_kinds`."""
+    methods = {training.name.replace("-", "_") for training in TRAININGS.values()}
+    own = {Path("drafter_kinds.py"), Path("drafters/assistant.py")}
+    own |= {Path("models/drafters", f"{name}.py") for name in KINDS}
+    own |= {path.relative_to(SOURCE) for name in methods for path in SOURCE.glob(f"train/methods/{name}*")}
+    named = re.compile(rf"\b({'|'.join(name for name in KINDS if name != 'heads')})\b")  # heads is a word, too
+    others = [path for path in FILES if not {path.relative_to(SOURCE), *path.relative_to(SOURCE).parents} & own]
+    assert len(FILES) - len(others) >= 2 + len(KINDS) + len(TRAININGS)
+    found = {str(path.relative_to(SOURCE)): named.findall(path.read_text(encoding="utf-8")) for path in others}
+    assert not {path: names for path, names in found.items() if names}
 
 
 def test_sizes() -> None:

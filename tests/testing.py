@@ -19,10 +19,10 @@ from tokenizers.models import WordLevel
 
 from paceline.control.fixed import FixedPolicy
 from paceline.core import MAX_DRAFT_TOKENS, Blend, Completion, Draft, ForwardBatch, SamplingParams
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.lookahead import LookaheadDrafter
-from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.states import StateDrafter
 from paceline.engine.engine import Engine, EngineParts

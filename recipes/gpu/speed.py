@@ -16,7 +16,7 @@ from paceline.bench.roofline import weight_bytes
 from paceline.bench.runner import Bench, Cell, Setting, run_beside
 from paceline.config import EngineConfig
 from paceline.core import ForwardBatch, SamplingParams
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.assistant import MTPDrafter
 from paceline.engine.engine import Engine
 from paceline.forecast.random_target import random_weight, random_weights
 from paceline.forecast.rates import read_rate, seconds_alone, seconds_each

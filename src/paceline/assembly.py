@@ -16,18 +16,18 @@ import torch
 from paceline.capacity import LEAST, check_gpu, faster_on_cpu, free_memory, full, make_cache
 from paceline.checkpoints.card import describe_files
 from paceline.checkpoints.defaults import pooling_of, read_defaults
-from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
 from paceline.checkpoints.loading import Transform
 from paceline.config import EngineConfig, step_options
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.fixed import FixedPolicy
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.drafter_kinds import ASSISTANT_TYPES, KINDS, branching
 from paceline.drafters import registry
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.guard import is_ours
 from paceline.drafters.lookahead import LookaheadDrafter
-from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.states import MemoryDrafter
 from paceline.drafters.translated import TranslatedDrafter
@@ -190,7 +190,7 @@ def _on_kernels(target: GraphTarget) -> bool:
 def _reader_of_kv(choice: DrafterChoice) -> Path | None:
     """The drafter, if it reads K/V of the target."""
     source = choice.source
-    if source is None or not choice.kind.startswith("mtp"):
+    if source is None or choice.kind.partition("+")[0] not in KINDS:
         return None
     return source if read_config(source).get("model_type") in ASSISTANT_TYPES else None
 
@@ -211,7 +211,7 @@ def _tree(config: EngineConfig, kind: str, drafters: dict[str, Drafter], cache: 
     if not any(drafter.branches for drafter in drafters.values()):
         raise UsageError(
             f"draft_tree={config.draft_tree}, but the drafter {kind} drafts chains: leave draft_tree out, or "
-            "use a drafter that branches (mtp with one module, eagle3)"
+            f"use a drafter that branches ({branching()})"
         )
     for drafter in drafters.values():
         if isinstance(drafter, MemoryDrafter) and drafter.branches:
@@ -354,10 +354,10 @@ def _load_drafters(
     if network is not None:
         name = kind.partition("+")[0]
         drafters[name] = _state_drafter(name, network, config, cache)
-    elif source is not None and kind.startswith("mtp"):
+    elif source is not None and kind.partition("+")[0] in KINDS:  # of these, one that reads the target's K/V
         net = load_mtp(config, source, target)
         net.runner.prepare([net.step_graph])
-        drafters["mtp"] = MTPDrafter(net)
+        drafters[MTPDrafter.name] = MTPDrafter(net)
     elif source is not None and kind.startswith("model"):
         drafters["model"] = _draft_model(source, config, target, tokenizer)
     elif kind in registry.LOOKAHEAD:
@@ -436,7 +436,7 @@ def _load_network(config: EngineConfig, choice: DrafterChoice, target: GraphTarg
         target.tap(registry.third_party_taps(kind))
     if source is None or kind.partition("+")[0] not in KINDS:
         return None
-    if read_config(source).get("model_type") in ASSISTANT_TYPES:
+    if _reader_of_kv(choice) is not None:
         return None  # it reads K/V of the target
     transform = network_transform(config, target)
     return load_network(source, target, dtype=DTYPES.get(config.dtype), transform=transform)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from paceline.core import MAX_DRAFT_TOKENS, RULE, Constraint, Pooling, VerifyRule
+from paceline.drafter_kinds import KINDS
 from paceline.errors import UsageError, shown
 from paceline.options import (
     COMMANDS,
@@ -85,8 +86,7 @@ class EngineConfig(StepOptions):
     drafter: str = option(
         "auto",
         Text("give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model", path=True),
-        "auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, dspark, heads, model, or a drafter's folder "
-        "or hub id.",
+        f"auto, none, ngram, lookahead, {', '.join(KINDS)}, model, or a drafter's folder or hub id.",
         SPECULATION, aliases=("speculative_model", "speculative_draft_model_path", "model_draft"),
         doors=UNSWEPT, look=Look(metavar="NAME"),
     )  # fmt: skip

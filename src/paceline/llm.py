@@ -42,8 +42,8 @@ class LLM:
     """A target with its drafter, ready to write.
 
     `target` and `drafter`: `demo` (the bundled pair), `smollm2`, a folder in Hugging Face layout, a GGUF file, or a hub
-    id. `drafter` also takes `auto`, `none`, `ngram`, `lookahead`, `mtp`, `mtp+ngram`, `eagle3`, `dflash`,
-    `heads`, `model`. Further options are the fields of `EngineConfig`. `say` gets one line per choice that is made.
+    id. `drafter` also takes `auto`, `none`, `ngram`, `lookahead`, `model` and the kinds of `drafter_kinds.py`, also with
+    `+ngram` behind it. Further options are the fields of `EngineConfig`. `say` gets one line per choice that is made.
     Safe to use from several threads and with several open streams: all share the engine's steps. `close`, or leaving a
     `with` block, gives its memory back. In asyncio there is `AsyncLLM`.
     """

@@ -32,7 +32,7 @@ GIB = float(1 << 30)
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     path: Path
-    kind: str  # model, or that of a head: eagle3, ...
+    kind: str  # model, or one of drafter_kinds.py
     size: int  # bytes of weights
     share: float  # of the target's
 

@@ -18,7 +18,7 @@ from paceline.check.subject import Subject
 from paceline.cli import main
 from paceline.cli.check import command
 from paceline.core import Verdict
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import step as stepping
 from paceline.engine import verify as verifying

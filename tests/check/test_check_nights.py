@@ -18,7 +18,7 @@ from paceline.check.proof import Plan
 from paceline.check.state_file import StateFile
 from paceline.check.subject import Subject
 from paceline.cli.check import command
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import UsageError
 from testing import Setup, TinyAssistant, TinyTarget, make_engine, prompts

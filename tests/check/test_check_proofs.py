@@ -14,7 +14,7 @@ from paceline.check.certificate import Certificate, Finding
 from paceline.check.identity import Effort
 from paceline.check.subject import Subject
 from paceline.core import ForwardBatch, SamplingParams, Verdict
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.states import StateDrafter
 from paceline.engine import step as stepping

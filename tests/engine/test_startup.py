@@ -17,8 +17,8 @@ from paceline.control.base import heat_of, temperature_of
 from paceline.control.confidence import BINS
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.core import Draft, ForwardBatch, SamplingParams
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.base import DraftContext
-from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import EngineParts
 from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache

@@ -15,7 +15,7 @@ from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured
 from paceline.core import SamplingParams
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.assistant import MTPDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, PacelineError, UsageError
 from paceline.forecast import shapes

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.core import ForwardBatch, SamplingParams, Sequence, Verdict
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.assistant import MTPDrafter
 from paceline.engine import emit as emitting
 from paceline.engine import verify as verifying
 from paceline.engine.state import EngineState

@@ -11,7 +11,7 @@ import torch
 
 from checkpoints import FAMILIES, VOCAB, build_assistant, build_target
 from paceline.core import SamplingParams
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.assistant import MTPDrafter
 from paceline.kv.cache import KVCache
 from paceline.models.registry import load_assistant, load_target
 from testing import ScriptedDrafter, Setup, make_engine, run, totals

@@ -20,8 +20,8 @@ from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured
 from paceline.control.fixed import FixedPolicy
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.base import Drafter
-from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.registry import over
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
@@ -37,6 +37,7 @@ from paceline.tree import Shape
 
 Say = Callable[[str], None]
 WORKLOAD = "synthetic"
+NETWORK = "network"  # the drafter of `Pair.network`
 PROMPT = 64  # tokens of a prompt
 CACHE = 1 << 30  # bytes for K/V
 PROFILING = 2.0  # seconds
@@ -45,8 +46,10 @@ PROFILING = 2.0  # seconds
 def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, Any], say: Say) -> Engine:
     """An idle engine of `shape`. `options`: of EngineConfig. Raises UsageError, and CapacityError before it allocates."""
     drafter = options.get("drafter", "auto")
-    if drafter not in ("auto", "mtp", "none"):
-        raise UsageError(f"--drafter {drafter} has nothing to do with random weights: use auto, mtp or none")
+    if drafter not in ("auto", MTPDrafter.name, "none"):
+        raise UsageError(
+            f"--drafter {drafter} has nothing to do with random weights: use auto, {MTPDrafter.name} or none"
+        )
     config = EngineConfig.of(
         {"max_model_len": 1024, "cache_memory": CACHE, **options, "target": shape, "drafter": "auto"}
     )
@@ -92,17 +95,16 @@ def random_parts(pair: Pair, kind: WeightKind, config: EngineConfig, runner: Run
     if pair.assistant is not None:
         net = random_assistant(pair.assistant, target)
         net.runner.prepare([net.step_graph])
-        drafters["mtp"] = MTPDrafter(net)
+        drafters[MTPDrafter.name] = MTPDrafter(net)
     if other is not None:
         runner.prepare(other.graphs)
-        drafters["eagle3"] = over(
-            "eagle3", other, make_cache(other, replace(config, cache_memory=None), share=0.1)
-        )
+        own = make_cache(other, replace(config, cache_memory=None), share=0.1)
+        drafters[NETWORK] = over(NETWORK, other, own)
     tree = None if config.draft_tree is None or not drafters else Shape.parse(config.draft_tree)
     if tree is not None:
         cache.grow_branches(config.max_batch * MAX_DRAFT_TOKENS)
     return EngineParts(
-        target=target, cache=cache, drafters=drafters, default_drafter="mtp" if drafters else "none",
+        target=target, cache=cache, drafters=drafters, default_drafter=MTPDrafter.name if drafters else "none",
         policy=FixedPolicy(0), draft_tree=tree, **step_options(config),
     )  # fmt: skip
 

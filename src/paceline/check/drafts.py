@@ -21,10 +21,10 @@ from paceline.check.crash import Where, over
 from paceline.check.scenes import CHURN, TOGETHER, UNSHARED, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams, Sequence
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.base import DraftContext, Drafter, Kept
 from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.draft_model import ModelDrafter
-from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.kv.cache import KVCache
 from paceline.models.drafters.base import FINAL

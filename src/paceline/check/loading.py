@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from paceline.check.subject import Subject
+from paceline.drafters.assistant import MTPDrafter
 from paceline.errors import UsageError
 from paceline.llm import LLM
 
@@ -43,8 +44,8 @@ def _adopt(llm: LLM, other: LLM) -> None:
     """Take over the drafters of an engine that is given up; one that has a cache brings it along."""
     if (
         other.info["tensor_parallel"] > 1
-        and "mtp" in other.engine.state.drafters
-        and "mtp" not in llm.engine.state.drafters
+        and MTPDrafter.name in other.engine.state.drafters
+        and MTPDrafter.name not in llm.engine.state.drafters
     ):
         raise UsageError(
             "over several ranks Gemma's MTP drafter is sharded along with its target: name it as the first --drafter"

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+from paceline.drafter_kinds import (
+    ASSISTANT_TYPES,
+    DSPARK,
+    KINDS,
+    PARALLEL_KEYS,
+    DrafterKind,
+    kind_of_config,
+)
 from paceline.errors import LoadError
 from paceline.files import read_json
 
@@ -18,39 +26,32 @@ NEWER = {
     "nemotron_h": "a Nemotron-H, whose layers of Mamba 2 have states of their own",
     "deepseek_v4": "DeepSeek V4, with the DSpark modules in its own weights",
 }  # fmt: skip
-ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-Kind = Literal["mtp", "eagle3", "peagle", "dflash", "dflash2", "dspark", "heads"]  # made for one target
-KINDS: tuple[Kind, ...] = get_args(Kind)
-PARALLEL_KEYS = (
-    "mask_token_id",
-    "pard_token",
-    "ptd_token_id",
-    "parallel_drafting",
-)  # of P-EAGLE in vLLM's layout
 
 
 class Sign(NamedTuple):
-    """How a drafter's config is recognised."""
+    """How the config of a drafter that is not run is recognised."""
 
     word: str  # in what it names itself by
     what: str
-    kind: Kind | None = None  # None: paceline does not run it
 
 
-# the first whose word is there counts
-SIGNS = (
+OTHERS = (
     Sign("eagle3deepseekv2", "an EAGLE-3 head with a layer of latent attention (MLA)"),
-    Sign("peagle", "a P-EAGLE head", "peagle"),
-    Sign("eagle3", "an EAGLE-3 head", "eagle3"),
     Sign("eagle", "an EAGLE head"),
-    Sign("dspark", "a DSpark drafter", "dspark"),
-    Sign("dflash2", "a DFlash 2 drafter", "dflash2"),
-    Sign("dflash", "a DFlash drafter", "dflash"),
     Sign("medusa", "a set of Medusa heads"),
     Sign("mlp_speculator", "an MLP speculator"),
     Sign("mlpspeculator", "an MLP speculator"),
-    Sign("mtp", "a multi-token-prediction (MTP) head"),
 )
+
+
+def _precedence(sign: Sign | DrafterKind) -> tuple[int, bool]:
+    """The longest word first; of equal ones a relative before the kind that its configs may name, too."""
+    return -len(sign.word or ""), not (isinstance(sign, DrafterKind) and sign.relative_of)
+
+
+SIGNS = sorted(
+    (sign for sign in (*OTHERS, *KINDS.values()) if sign.word), key=_precedence
+)  # the first counts
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 OTHER_FILES = (
     ("*.onnx", "ONNX files"), ("*.litertlm", "LiteRT-LM files"), ("*.task", "MediaPipe files"),
@@ -83,15 +84,15 @@ def foreign_drafter(raw: Mapping[str, Any]) -> str | None:
     return None if sign is None else sign.what
 
 
-def drafter_kind(raw: Mapping[str, Any]) -> Kind | None:
-    """Which kind of drafter, made for one target, a config.json describes; None for a model of its own."""
-    if raw.get("model_type") in ASSISTANT_TYPES or raw.get("speculators_model_type") == "mtp":
-        return "mtp"
-    sign = _sign(raw)
-    return None if sign is None else sign.kind
+def drafter_kind(raw: Mapping[str, Any]) -> str | None:
+    """Which of `KINDS`, made for one target, a config.json describes; None for a model of its own."""
+    kind = kind_of_config(raw) or _sign(raw)
+    if not isinstance(kind, DrafterKind) or (kind.named and kind is not kind_of_config(raw)):
+        return None
+    return kind.name
 
 
-def _sign(raw: Mapping[str, Any]) -> Sign | None:
+def _sign(raw: Mapping[str, Any]) -> Sign | DrafterKind | None:
     kind, names = raw.get("model_type"), raw.get("architectures")
     inner = raw.get("dflash_config")
     inner = inner if isinstance(inner, Mapping) else {}
@@ -101,18 +102,19 @@ def _sign(raw: Mapping[str, Any]) -> Sign | None:
     ]
     if isinstance(kind, str):
         if kind.startswith("gemma4") and not any(
-            "draft" in x.lower() or "dspark" in x.lower() for x in words
+            "draft" in x.lower() or DSPARK.name in x.lower() for x in words
         ):
             return None
         words.append(kind)
     words += [key for key in ("eagle_config", "dflash_config", "dspark_config") if key in raw]
     text = " ".join(words).lower()
-    if "eagle" in text and "draft_vocab_size" in raw:
-        text += " eagle3"
-    sign = next((sign for sign in SIGNS if sign.word in text), None)
+    sign = next((sign for sign in SIGNS if sign.word and sign.word in text), None)
+    for drafter in KINDS.values():
+        if sign is not None and drafter.implied is not None and drafter.implied[0] == sign.word:
+            sign = drafter if drafter.implied[1] in raw else sign
     parallel = any(said.get(key) not in (None, False) for said in (raw, inner) for key in PARALLEL_KEYS)
-    if sign is not None and sign.kind == "eagle3" and parallel:
-        return next(sign for sign in SIGNS if sign.kind == "peagle")
+    if isinstance(sign, DrafterKind) and sign.side_by_side is not None and parallel:
+        return KINDS[sign.side_by_side]
     return sign
 
 

@@ -27,6 +27,7 @@ from paceline.checkpoints.interleaved import put_in_order
 from paceline.checkpoints.quantized.table import see_quantized
 from paceline.checkpoints.safetensors_file import Entry, broken, read_header
 from paceline.checkpoints.spellings import usual
+from paceline.drafter_kinds import KINDS
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.ops.base import LowRank, Weight, WeightKind
@@ -45,8 +46,9 @@ SKIPPED = re.compile(
     r"(visual|vision_tower|vision_adapter|vision_projection|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
     r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$|verifier_(norm|lm_head)\."
 )
-# what only modules for multi-token prediction have, beside their other tensors (models/drafters/mtp.py); parallel heads
-MODULE = re.compile(r"(mtp\.|extra_heads\.|layers\.\d+\.(?=enorm\.|hnorm\.|eh_proj\.|shared_head\.)).+")
+# what only a drafter inside of a target's own files has, beside its other tensors
+_INSIDE = "|".join(re.escape(begin) for kind in KINDS.values() for begin in kind.tensors)
+MODULE = re.compile(rf"({_INSIDE}|layers\.\d+\.(?=enorm\.|hnorm\.|eh_proj\.|shared_head\.)).+")
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
 INTEGERS = {

@@ -115,6 +115,7 @@ def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: st
     from paceline.convert.output import check_free
     from paceline.convert.projector import write_projector
     from paceline.convert.to_gguf import write_gguf
+    from paceline.drafter_kinds import file_word
 
     models = [(source, out)]
     if drafter != "none":
@@ -123,8 +124,7 @@ def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: st
             raise UsageError(
                 f"--drafter {drafter}: there is no model to convert ({why}): name a folder or a hub id"
             )
-        suffix = "assistant" if found.startswith("mtp") else "draft"
-        models.append((path, out.with_name(f"{out.stem}-{suffix}.gguf")))
+        models.append((path, out.with_name(f"{out.stem}-{file_word(found.partition('+')[0])}.gguf")))
     for _, to in models:
         check_free(to, force)
     for path, to in models:

@@ -102,7 +102,7 @@ def command(
 
 def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     from paceline.assembly import choose_drafter, find_adapters
-    from paceline.checkpoints.foreign import KINDS
+    from paceline.drafter_kinds import KINDS
     from paceline.memory import why_not
     from paceline.models.inspection import inspect
     from paceline.ops.runners import pick_device, pick_runner

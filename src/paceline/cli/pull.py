@@ -93,8 +93,8 @@ def _published(folder: Path, hub: HubName) -> str | None:
     """The hub id of the assistant that was made for a target, or of its file beside a GGUF file; None for a model that
     has or is one."""
     from paceline.checkpoints.card import fitting_assistant
-    from paceline.checkpoints.foreign import ASSISTANT_TYPES
     from paceline.checkpoints.gguf.reader import is_gguf
+    from paceline.drafter_kinds import ASSISTANT_TYPES
     from paceline.hub.gguf import drafter_of
     from paceline.models.config import read_config
 

@@ -14,6 +14,7 @@ import click
 
 from paceline.cli.options import TARGET, apply, one_target
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.drafter_kinds import TRAININGS, trained_with, usual_training
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +25,7 @@ if TYPE_CHECKING:
     from paceline.train.methods import Method
 
 INTERRUPTED = 130
-OF_METHOD = {  # options that are those of one method: None where nothing is said
-    "gemma-assistant": ("head", "clusters", "recall"),
-    "eagle3": ("draft_vocabulary", "taps", "flags", "shared_head"),
-    "mtp": (),
-    "dflash": ("draft_vocabulary", "taps", "shared_head", "layers"),
-    "dspark": ("draft_vocabulary", "taps", "shared_head", "layers"),
-}
+OF_METHOD = {name: training.options for name, training in TRAININGS.items()}  # None where nothing is said
 TRAINING = (
     "objective", "weights", "draft_tokens", "steps", "batch", "accumulate", "length", "anchors", "optimizer", "lr",
     "eval_every", "eval_windows", "patience", "save_every", "seed",
@@ -42,7 +37,7 @@ TRAINING = (
 @click.option(
     "--method",
     type=click.Choice([*OF_METHOD]),
-    help="Kind of drafter.  [default: gemma-assistant for Gemma 4, eagle3 for all others]",
+    help=f"Kind of drafter.  [default: {usual_training('gemma4')} for Gemma 4, {usual_training('')} for all others]",
 )
 @click.option(
     "--data", multiple=True, metavar="PATH", help="JSONL of chats or texts, plain files, or folders of them."
@@ -124,25 +119,30 @@ TRAINING = (
     "--draft-vocabulary",
     type=click.IntRange(min=2),
     metavar="N",
-    help="eagle3, dflash, dspark: draft only the N tokens that the target writes most often.  [default: 8192, or all]",
+    help=f"{trained_with('draft_vocabulary')}: draft only the N tokens that the target writes most often.  "
+    "[default: 8192, or all]",
 )
 @click.option(
     "--taps",
     metavar="N,N,N",
-    help="eagle3, dflash, dspark: layers after which it reads.  [default: 2, the middle and the last but 3]",
+    help=f"{trained_with('taps')}: layers after which it reads.  [default: 2, the middle and the last but 3]",
 )
 @click.option(
     "--flags",
     metavar="NAME,NAME",
-    help="eagle3: norm_before_residual, norm_before_fc, fc_norm, norm_output.  [default: norm_before_residual,fc_norm]",
+    help=f"{trained_with('flags')}: norm_before_residual, norm_before_fc, fc_norm, norm_output.  "
+    "[default: norm_before_residual,fc_norm]",
 )
 @click.option(
     "--shared-head",
     is_flag=True,
     default=None,
-    help="eagle3, dflash, dspark: use the target's own head as it is; the file is smaller, only paceline reads it.",
+    help=f"{trained_with('shared_head')}: use the target's own head as it is; the file is smaller, only paceline reads "
+    "it.",
 )
-@click.option("--layers", type=click.IntRange(1, 16), help="dflash, dspark: layers of a block.  [default: 2]")
+@click.option(
+    "--layers", type=click.IntRange(1, 16), help=f"{trained_with('layers')}: layers of a block.  [default: 2]"
+)
 @click.option(
     "--head",
     type=click.Choice(["keep", "dense", "centroid"]),
@@ -257,8 +257,7 @@ def make_job(target: str, values: dict[str, Any]) -> Job:
 
 def make_method(name: str, values: dict[str, Any]) -> Method:
     """The method with its options. Raises UsageError for an option of another one."""
-    from paceline.train.methods import GemmaAssistant, Mtp
-    from paceline.train.methods.gemma_assistant import HeadOptions
+    from paceline.train.methods import METHODS
 
     every = dict.fromkeys(option for options in OF_METHOD.values() for option in options)
     for option in every:
@@ -268,37 +267,8 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
                 f"--{option.replace('_', '-')} is of --method {' and '.join(owners)}, and this is {name}: leave it out"
             )
     said = {option: values[option] for option in OF_METHOD[name] if values[option] is not None}
-    if name == "gemma-assistant":
-        return GemmaAssistant(
-            HeadOptions(said.get("head", "keep"), said.get("clusters", 0), said.get("recall", 0.99))
-        )
-    if name == "mtp":
-        return Mtp()
-    return _reader(name, said, values["draft_tokens"])
-
-
-def _reader(name: str, said: dict[str, Any], draft_tokens: int | None) -> Method:
-    """A method whose drafter reads layers of one's choice."""
-    from paceline.train.methods import DFlash, DSpark, Eagle3
-
-    more: dict[str, Any] = {}
-    if "flags" in said:
-        more["flags"] = tuple(flag.strip() for flag in said["flags"].split(",") if flag.strip())
-    if "taps" in said:
-        try:
-            more["taps"] = tuple(int(tap) for tap in said["taps"].split(","))
-        except ValueError as error:
-            raise UsageError(
-                f"--taps {said['taps']} is no list of layers: give three like 2,15,27"
-            ) from error
-    if name in ("dflash", "dspark"):
-        kind = DSpark if name == "dspark" else DFlash
-        if draft_tokens is not None:
-            more["block"] = max(draft_tokens + (kind is DFlash), 2)
-        if "layers" in said:
-            more["layers"] = said["layers"]
-        return kind(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
-    return Eagle3(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
+    method: Method = METHODS[name].of(said, values["draft_tokens"])
+    return method
 
 
 @contextmanager

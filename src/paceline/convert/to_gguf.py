@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.checkpoints.defaults import GGUF_KEYS, read_defaults
-from paceline.checkpoints.foreign import ASSISTANT_TYPES
 from paceline.checkpoints.gguf.blocks import BY_NAME
 from paceline.checkpoints.gguf.metadata import read_config as read_gguf_config
 from paceline.checkpoints.gguf.mixtures import FILE_TYPES
@@ -46,6 +45,7 @@ from paceline.convert.header import (
 from paceline.convert.mixtures import MIXTURES, Shape, kind_for
 from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
+from paceline.drafter_kinds import ASSISTANT_TYPES
 from paceline.errors import ConfigError, LoadError, UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.gemma4_assistant import assistant_shapes

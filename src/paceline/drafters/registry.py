@@ -10,7 +10,7 @@ import os
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
-from paceline.checkpoints.foreign import KINDS
+from paceline.drafter_kinds import KINDS
 from paceline.drafters.base import Drafter
 from paceline.drafters.block import BlockDrafter, ChainedBlockDrafter, PathDrafter
 from paceline.drafters.chain import ChainDrafter
@@ -107,7 +107,7 @@ def over(name: str, net: TappedNet, cache: KVCache) -> MemoryDrafter:
 
 
 def check_kind(name: str) -> str:
-    """The drafter's name, a combination as it is listed in BUILT_IN: `ngram+mtp` is `mtp+ngram`.
+    """The drafter's name, a combination as it is listed in BUILT_IN: `ngram+NAME` is `NAME+ngram`.
 
     Raises UsageError, with the closest known kind, for a name that is neither a kind nor a path or hub id.
     """

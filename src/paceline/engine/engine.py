@@ -42,7 +42,7 @@ class EngineParts(StepOptions):
     """Everything an engine is made of, and how its steps are made. Requests use `default_drafter` unless they say
     otherwise.
 
-    `mtp+ngram` are two drafters: each row takes what promises more.
+    `NAME+ngram` are two drafters: each row takes what promises more.
     """
 
     target: Target

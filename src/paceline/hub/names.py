@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from paceline.checkpoints.foreign import explain_folder
 from paceline.checkpoints.gguf.reader import is_gguf
+from paceline.drafter_kinds import KINDS
 from paceline.errors import LoadError, UsageError
 from paceline.files import check_file
 
@@ -24,9 +25,9 @@ _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 CACHE_PREFIX = "models--"
 # GGUF files of what sees pictures and of statistics for quantizing, and the later parts of a split model
 _NO_MODEL = re.compile(r"(^|[-_./])(mmproj|imatrix)|-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-DRAFTER_FILE = re.compile(
-    r"(^|[-_.])(assistant|mtp)[-_.]", re.IGNORECASE
-)  # GGUF files of assistants beside their target
+# GGUF files of assistants beside their target
+_DRAFTER_WORDS = "|".join(word for kind in KINDS.values() for word in kind.files)
+DRAFTER_FILE = re.compile(rf"(^|[-_.])({_DRAFTER_WORDS})[-_.]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

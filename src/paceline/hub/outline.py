@@ -14,9 +14,10 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paceline.checkpoints.foreign import ASSISTANT_TYPES, drafter_kind
+from paceline.checkpoints.foreign import drafter_kind
 from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.checkpoints.loading import read_entries
+from paceline.drafter_kinds import ASSISTANT_TYPES
 from paceline.errors import LoadError
 from paceline.hub.gguf import choose, outline_gguf
 from paceline.hub.names import CACHE_PREFIX, HubName, models_among

@@ -137,11 +137,11 @@ def download(hub_id: str, revision: str | None = None) -> Path:
 def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:
     """The target's own drafter where it is on this machine, and why it was chosen or that there is none.
 
-    Looked at in this order: what config.json names under `assistant_model`; a folder `eagle3` inside the target; one
-    named like the target, or its file, with `-eagle3` at its end; the same with `dflash`; for SmolLM2-135M-Instruct the
-    bundled one; modules for multi-token prediction, or parallel heads, in the target's own files, whatever its config
-    says of them; beside a GGUF file a GGUF file with `assistant` or `mtp` in its name; a folder with `-assistant` at its
-    end, also among downloaded snapshots; `assistant` beside a folder `target`.
+    Looked at in this order: what config.json names under `assistant_model`; for each of `BESIDE` a folder of its name
+    inside the target, or one named like the target, or its file, with `-` and its name at its end; for
+    SmolLM2-135M-Instruct the bundled one; modules for multi-token prediction, or parallel heads, in the target's own
+    files, whatever its config says of them; beside a GGUF file a GGUF file that is named as `DRAFTER_FILE` says; a
+    folder with `-assistant` at its end, also among downloaded snapshots; `assistant` beside a folder `target`.
     """
     named = config.get(ASSISTANT_KEY)
     if isinstance(named, str):

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.foreign import ASSISTANT_TYPES, explain_folder, foreign_drafter
+from paceline.checkpoints.foreign import explain_folder, foreign_drafter
 from paceline.checkpoints.gguf.metadata import config_of
 from paceline.checkpoints.gguf.reader import is_gguf
+from paceline.drafter_kinds import ASSISTANT_TYPES
 from paceline.errors import ConfigError, LoadError
 from paceline.files import read_json
 from paceline.models.families import FAMILIES, model_type_of, spec_of

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.checkpoints.card import quantized_by
-from paceline.checkpoints.foreign import ASSISTANT_TYPES, drafter_kind
+from paceline.checkpoints.foreign import drafter_kind
 from paceline.checkpoints.loading import Shapes, Tensors, modules_of, read_entries
 from paceline.checkpoints.safetensors_file import Entry
+from paceline.drafter_kinds import ASSISTANT_TYPES
 from paceline.errors import LoadError, PairError
 from paceline.kv.layout import Layout
 from paceline.models.config import parse_target, read_config

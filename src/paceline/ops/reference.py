@@ -165,7 +165,9 @@ class ReferenceOps:
     ) -> Tensor:
         if id(inv_freq) not in self._rotary:
             device = self.rows.positions.device
-            angles = self.rows.positions.to(self._exact)[:, None] * inv_freq.to(device, self._exact)  # [N, d / 2]
+            angles = self.rows.positions.to(self._exact)[:, None] * inv_freq.to(
+                device, self._exact
+            )  # [N, d / 2]
             self._rotary[id(inv_freq)] = (
                 angles.cos().to(x.dtype)[:, None],
                 angles.sin().to(x.dtype)[:, None],

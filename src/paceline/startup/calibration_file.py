@@ -14,6 +14,7 @@ from paceline.control.adaptive import KnownPair, Learnt
 from paceline.control.base import heat_of, temperature_of
 from paceline.control.confidence import BINS
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.drafter_kinds import KINDS
 from paceline.errors import LoadError
 from paceline.files import read_json
 
@@ -64,7 +65,7 @@ def complaint(known: Known, drafter: str) -> str | None:
     kept, usual = known.acceptance[0], USUAL[0]
     if kept >= ALARM_SHARE * usual:
         return None
-    trained = drafter in ("mtp", "eagle3")  # by `paceline train`
+    trained = drafter in KINDS and KINDS[drafter].trained
     return (
         f"drafter {drafter} hardly fits this target: about {kept:.0%} of its first tokens are kept, such drafters "
         f"reach about {usual:.0%}. It may be of another target, or the target was fine-tuned since. The text is still "

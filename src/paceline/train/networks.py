@@ -21,10 +21,16 @@ from paceline.checkpoints.loading import Tensors
 from paceline.checkpoints.safetensors_file import Entry
 from paceline.errors import PairError, UsageError
 from paceline.models.drafters.base import FINAL
-from paceline.models.drafters.dflash import DFlashNet
 from paceline.models.drafters.finite import FiniteWeights
 from paceline.models.drafters.networks import plan_network
-from paceline.models.drafters.state_net import DrafterFiles, GraphNet, Network, SteppingNet, draft_ids
+from paceline.models.drafters.state_net import (
+    DrafterFiles,
+    GraphNet,
+    MaskedNet,
+    Network,
+    SteppingNet,
+    draft_ids,
+)
 from paceline.models.target import GraphTarget
 from paceline.ops.base import WeightKind
 from paceline.ops.differentiable import DifferentiableOps, Role, Rounds, Rows
@@ -63,7 +69,7 @@ class HeldTensors:
         return None
 
 
-Learner = SteppingNet | DFlashNet
+Learner = SteppingNet | MaskedNet
 
 
 class LearningModule(DraftModule):
@@ -195,11 +201,11 @@ class BlockModule(NetworkModule):
     behind it, which see the entries before t and each other.
     """
 
-    net: DFlashNet
+    net: MaskedNet
 
     @staticmethod
-    def built(net: GraphNet) -> DFlashNet:
-        assert isinstance(net, DFlashNet), "only such a network drafts blocks"
+    def built(net: GraphNet) -> MaskedNet:
+        assert isinstance(net, MaskedNet), "only such a network drafts blocks"
         return net
 
     def __init__(

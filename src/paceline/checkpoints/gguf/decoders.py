@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from paceline.checkpoints.gguf.keys import FULL, SLIDING, Config, Keys, decoder, round_trip
+from paceline.drafter_kinds import DFLASH, EAGLE3
 from paceline.errors import ConfigError
 
 
@@ -419,5 +420,5 @@ DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "qwen2moe": _qwen2moe, "lfm2": _lfm2, "lfm2moe": _lfm2moe, "seed_oss": _seed_oss, "exaone4": _exaone4,
     "ernie4_5": _ernie4_5,
     "gpt-oss": _gpt_oss, "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
-    "eagle3": _eagle3, "dflash": _dflash,
+    EAGLE3.gguf: _eagle3, DFLASH.gguf: _dflash,
 }  # fmt: skip

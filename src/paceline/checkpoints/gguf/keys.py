@@ -13,11 +13,12 @@ import numpy as np
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.checkpoints.gguf.rotary import llama3_scaling
 from paceline.checkpoints.gguf.tokenizer import end_ids
+from paceline.drafter_kinds import KINDS
 from paceline.errors import ConfigError
 
 Config = dict[str, Any]
 SLIDING, FULL = "sliding_attention", "full_attention"
-DRAFTERS = ("eagle3", "dflash")
+DRAFTERS = tuple(kind.gguf for kind in KINDS.values() if kind.gguf)
 TABLES = ("token_embd.weight", "markov_w1.weight", "selector_predecessor.weight")
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 

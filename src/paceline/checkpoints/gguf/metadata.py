@@ -17,6 +17,7 @@ from paceline.checkpoints.gguf.keys import FULL, SLIDING, Config, Keys, common, 
 from paceline.checkpoints.gguf.names import NAMES
 from paceline.checkpoints.gguf.reader import Gguf, State, states
 from paceline.checkpoints.gguf.rotary import rotating_share
+from paceline.drafter_kinds import DFLASH, DSPARK
 from paceline.errors import ConfigError, shown
 
 # File types that are no model of text, by what they are
@@ -26,7 +27,7 @@ OTHERS = {
     "whisper": "a speech model",
 }
 
-FORKS = ("dspark", "dflash-draft")
+FORKS = (DSPARK.name, f"{DFLASH.gguf}-draft")
 
 
 def config_of(path: Path) -> Config:
@@ -55,10 +56,10 @@ def check_architecture(path: Path, model: Mapping[str, Any]) -> str:
     kind = model.get("general.type", "model")
     if kind == "adapter":
         raise ConfigError(f"{path} is an adapter, not a whole model: give the GGUF file of the model itself")
-    if architecture in FORKS or any(str(key).startswith("dflash.dspark.") for key in model):
+    if architecture in FORKS or any(str(key).startswith(f"{DFLASH.gguf}.{DSPARK.name}.") for key in model):
         raise ConfigError(
             f"{path} is a drafter in a layout of llama.cpp's forks ({shown(architecture)}), which paceline does not "
-            "read: give one of llama.cpp's own converter (dflash), or the folder of safetensors"
+            f"read: give one of llama.cpp's own converter ({DFLASH.gguf}), or the folder of safetensors"
         )
     if architecture in NAMES:
         return str(architecture)

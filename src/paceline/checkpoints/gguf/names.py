@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.checkpoints.gguf.reader import Gguf
+from paceline.drafter_kinds import DFLASH, EAGLE3
 from paceline.errors import WeightsError
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -87,7 +88,7 @@ _LATENT = {
     "attn_k_b.weight": "self_attn.kv_b_proj.weight", "attn_v_b.weight": "self_attn.kv_b_proj.weight",
     "attn_output.weight": "self_attn.o_proj.weight",
 }  # fmt: skip
-_NEXTN = {  # of modules for multi-token prediction, see models/drafters/mtp.py
+_NEXTN = {  # of modules for multi-token prediction
     "nextn.eh_proj.weight": "eh_proj.weight", "nextn.enorm.weight": "enorm.weight", "nextn.hnorm.weight": "hnorm.weight",
     "nextn.shared_head_norm.weight": "shared_head.norm.weight",
     "nextn.shared_head_head.weight": "shared_head.head.weight", "nextn.embed_tokens.weight": "embed_tokens.weight",
@@ -140,7 +141,7 @@ _GEMMA_TOP = _TOP | {
     "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
 }
 _EAGLE_TOP = _TOP | {"fc.weight": "fc.weight", "enc.output_norm.weight": "input_norm.weight", "d2t": "d2t"}
-_DFLASH_TOP = _TOP | {  # and of its relatives, see models/drafters/dflash.py
+_DFLASH_TOP = _TOP | {  # and of its relatives
     "fc.weight": "fc.weight", "enc.output_norm.weight": "hidden_norm.weight", "d2t": "d2t",
     "markov_w1.weight": "markov_head.markov_w1.weight", "markov_w2.weight": "markov_head.markov_w2.weight",
     "conf_proj.weight": "confidence_head.proj.weight", "conf_proj.bias": "confidence_head.proj.bias",
@@ -187,8 +188,8 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "smollm3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "olmo2": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
     "granite": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
-    "eagle3": (_EAGLE_TOP, _ATTENTION | _MLP | _TWO_NORMS | {"attn_norm_2.weight": "hidden_norm.weight"}),
-    "dflash": (_DFLASH_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS | _CONVOLUTIONS),
+    EAGLE3.gguf: (_EAGLE_TOP, _ATTENTION | _MLP | _TWO_NORMS | {"attn_norm_2.weight": "hidden_norm.weight"}),
+    DFLASH.gguf: (_DFLASH_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS | _CONVOLUTIONS),
     "mistral3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "glm4": (_TOP, _ATTENTION | _BIASES | _FUSED_MLP | _GLM4_NORMS),
     "gpt-oss": (
@@ -233,7 +234,7 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
 DERIVED = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_long|factors_short)\.weight")
 _ROTATED = re.compile(r"attn_([qk])\.(weight|bias)")
 _PAIRED = (
-    "eagle3",
+    EAGLE3.gguf,
     "llama",
     "smollm3",
     "granite",

@@ -24,8 +24,9 @@ from paceline.models.drafters.speculators import parse_layers, windows_of
 from paceline.models.drafters.state_net import (
     DrafterFiles,
     Fits,
-    GraphNet,
+    MaskedNet,
     Network,
+    NetworkKind,
     draft_ids,
     embedding_of,
     head_of,
@@ -211,10 +212,8 @@ def block_shapes(config: DFlashConfig) -> Shapes:
     return shapes
 
 
-class DFlashNet(GraphNet):
+class DFlashNet(MaskedNet):
     """A loaded drafter network; implements `BlockNet`."""
-
-    shift = 0
 
     def __init__(self, config: DFlashConfig, weights: Weights, target: GraphTarget) -> None:
         layers, taps = config.layers, config.taps_of(target.layer_count)
@@ -301,3 +300,6 @@ class DFlashNet(GraphNet):
 
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
+
+
+NETWORK = NetworkKind(plan_dflash, parse_dflash)

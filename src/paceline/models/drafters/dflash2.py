@@ -26,7 +26,12 @@ from paceline.models.drafters.dflash import (
     last_state_too,
     parse_block,
 )
-from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
+from paceline.models.drafters.state_net import (
+    DrafterFiles,
+    Fits,
+    Network,
+    NetworkKind,
+)
 from paceline.models.fields import Fields
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Graph, Ops, Value, Weight
@@ -180,3 +185,6 @@ class DFlash2Net(DFlashNet):
 def _convolution(weights: Weights, name: str) -> Convolution:
     before, after = weights.exact(f"{name}.base_kernel")
     return Convolution((before.contiguous(), after.contiguous()), weights.matrix(f"{name}.kernel_projection"))
+
+
+NETWORK = NetworkKind(plan_dflash2, parse_dflash2)

@@ -31,7 +31,12 @@ from paceline.models.drafters.dflash import (
 )
 from paceline.models.drafters.speculators import ELSEWHERE, LAYER_KEYS
 from paceline.models.drafters.speculators import KNOWN as KNOWN_KEYS
-from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
+from paceline.models.drafters.state_net import (
+    DrafterFiles,
+    Fits,
+    Network,
+    NetworkKind,
+)
 from paceline.models.families.gemma4.config import GemmaConfig, parse_own_layers
 from paceline.models.families.gemma4.layers import decoder_layer, layer_shapes, read_layers, store
 from paceline.models.fields import Fields, shown
@@ -282,3 +287,6 @@ class GemmaDSparkNet(DSparkNet):
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         (x,) = super()._logits(ops)
         return (x if self.gemma.softcap is None else ops.softcap(x, self.gemma.softcap),)
+
+
+NETWORK = NetworkKind(plan_dspark, parse_dspark)

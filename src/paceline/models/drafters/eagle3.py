@@ -19,6 +19,7 @@ from paceline.models.drafters.state_net import (
     DrafterFiles,
     Fits,
     Network,
+    NetworkKind,
     SteppingNet,
     draft_ids,
     embedding_of,
@@ -208,3 +209,6 @@ class Eagle3Net(SteppingNet):
         token = self._embed(ops)[0] if token is None else token
         h = ops.rms_norm(x, self.hidden_norm, eps)
         return ops.concat(ops.rms_norm(token, self.layer.norm_in, eps), h), h
+
+
+NETWORK = NetworkKind(plan_eagle3, parse_eagle3)

@@ -20,7 +20,14 @@ from paceline.core import ForwardBatch
 from paceline.errors import PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
-from paceline.models.drafters.state_net import DrafterFiles, Fits, GraphNet, Network
+from paceline.models.drafters.state_net import (
+    DrafterFiles,
+    Fits,
+    GraphNet,
+    Inside,
+    Network,
+    NetworkKind,
+)
 from paceline.models.fields import shown
 from paceline.models.layers.attention import Attention, attend, store
 from paceline.models.layers.decoder import attention_outputs, decoder_shapes, read_layer
@@ -36,14 +43,15 @@ SAID = "n_future_tokens"  # key of config.json: one more than there are heads
 _NUMBERED = re.compile(rf"{ROOM}\.(\d{{1,9}})\..+")
 
 
-def inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[int, str | None]:
-    """(heads among a target's tensors, what its config promises in vain)."""
-    count = len(_numbers(names))
-    said = raw.get(SAID)
-    if count or said in (None, 1):
-        return count, None
-    return 0, (
-        f"config.json promises parallel heads ({SAID}={shown(said)}), which the weights do not hold: convert "
+def inside(names: Iterable[str], raw: Mapping[str, Any]) -> Inside:
+    """How many are among a target's tensors."""
+    count, said = len(_numbers(names)), raw.get(SAID)
+    if count:
+        return Inside(f"{count} parallel head{'s' * (count > 1)}")
+    if said in (None, 1):
+        return Inside()
+    return Inside(
+        promised=f"config.json promises parallel heads ({SAID}={shown(said)}), which the weights do not hold: convert "
         "the original again"
     )
 
@@ -132,3 +140,6 @@ class HeadsNet(GraphNet):
 
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
+
+
+NETWORK = NetworkKind(plan_heads, inside=inside)

@@ -22,7 +22,15 @@ from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.speculators import parse_layers
-from paceline.models.drafters.state_net import DrafterFiles, Fits, Network, SteppingNet, misfit
+from paceline.models.drafters.state_net import (
+    DrafterFiles,
+    Fits,
+    Inside,
+    Network,
+    NetworkKind,
+    SteppingNet,
+    misfit,
+)
 from paceline.models.fields import Fields, shown
 from paceline.models.layers.attention import Attention, attend, store
 from paceline.models.layers.decoder import Layer, attention_outputs, decoder_shapes, read_layer
@@ -80,20 +88,23 @@ def modules_in(names: Iterable[str], layers: int) -> int:
     return len({made.split(".")[1] for made in found})
 
 
-def inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[int, str | None]:
-    """(modules among a target's tensors, what its config promises in vain). Raises ConfigError."""
+def inside(names: Iterable[str], raw: Mapping[str, Any]) -> Inside:
+    """What of it is among a target's tensors. Raises ConfigError."""
     count = modules_in(names, parse_target(raw).layer_count)
     text = raw.get("text_config")
     raw = {**raw, **text} if isinstance(text, Mapping) else raw
     said = next((key for key in PROMISES if raw.get(key)), None)
-    if said is None:
-        return count, None
     if count:
-        more = isinstance(raw[said], int) and raw[said] > count
-        return count, f"config.json promises {shown(raw[said])} ({said})" if more else None
-    return 0, (
-        f"config.json promises multi-token prediction ({said}={shown(raw[said])}), which the weights do not hold: "
-        "another download of this model may"
+        short = ""
+        if said is not None and isinstance(raw[said], int) and raw[said] > count:
+            promise = f"config.json promises {shown(raw[said])} ({said})"
+            short = f", where {promise}: another download of this model may hold the rest"
+        return Inside(f"{count} module{'s' * (count > 1)} for multi-token prediction{short}")
+    if said is None:
+        return Inside()
+    return Inside(
+        promised=f"config.json promises multi-token prediction ({said}={shown(raw[said])}), which the weights do not "
+        "hold: another download of this model may"
     )
 
 
@@ -242,3 +253,6 @@ def _read(weights: Weights, layers: DecoderConfig, k: int, inv_freq: Tensor, tar
         1.0 if own else target.embedding_scale,
         weights.matrix(f"{at}.lm_head") if weights.has(f"{at}.lm_head.weight") else target.head,
     )
+
+
+NETWORK = NetworkKind(plan_mtp, parse_mtp, inside=inside)

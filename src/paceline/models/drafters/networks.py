@@ -1,60 +1,41 @@
-"""Which networks draft from the target's hidden states, and how a checkpoint of one is looked at."""
+"""How a checkpoint of a network that drafts from the target's hidden states is looked at, whatever its kind."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from paceline.checkpoints.foreign import Kind, drafter_kind
+from paceline.checkpoints.foreign import drafter_kind
 from paceline.checkpoints.loading import read_entries
+from paceline.drafter_kinds import KINDS
 from paceline.models.config import parse_target, read_config
-from paceline.models.drafters import heads, mtp
-from paceline.models.drafters.dflash import parse_dflash, plan_dflash
-from paceline.models.drafters.dflash2 import parse_dflash2, plan_dflash2
-from paceline.models.drafters.dspark import parse_dspark, plan_dspark
-from paceline.models.drafters.eagle3 import parse_eagle3, plan_eagle3
-from paceline.models.drafters.mtp import parse_mtp, plan_mtp
-from paceline.models.drafters.peagle import parse_peagle, plan_peagle
-from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
-
-Plan = Callable[[DrafterFiles, Fits | None], Network]
+from paceline.models.drafters.state_net import DrafterFiles, Fits, Network, NetworkKind
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkKind:
-    """One kind of network. How its config is recognised stands in `SIGNS` of checkpoints/foreign.py."""
-
-    plan: Plan  # what of a folder is to be loaded
-    parse: Callable[[Mapping[str, Any]], object] | None = None  # of a folder of its own; None: it has none
+def _network(name: str) -> NetworkKind:
+    found = importlib.import_module(f"paceline.models.drafters.{name}").NETWORK
+    assert isinstance(found, NetworkKind)
+    return found
 
 
-NETWORKS: Mapping[Kind, NetworkKind] = {
-    "eagle3": NetworkKind(plan_eagle3, parse_eagle3),
-    "mtp": NetworkKind(plan_mtp, parse_mtp),
-    "dflash": NetworkKind(plan_dflash, parse_dflash),
-    "peagle": NetworkKind(plan_peagle, parse_peagle),
-    "dflash2": NetworkKind(plan_dflash2, parse_dflash2),
-    "dspark": NetworkKind(plan_dspark, parse_dspark),
-    "heads": NetworkKind(heads.plan_heads),
-}
-PARSERS: Mapping[Kind | None, Callable[[Mapping[str, Any]], object]] = {  # None: of a target
+NETWORKS: Mapping[str, NetworkKind] = MappingProxyType({name: _network(name) for name in KINDS})
+PARSERS: Mapping[str | None, Callable[[Mapping[str, Any]], object]] = {  # None: of a target
     None: parse_target, **{name: kind.parse for name, kind in NETWORKS.items() if kind.parse is not None},
 }  # fmt: skip
-BESIDE = tuple(
-    name for name, kind in NETWORKS.items() if kind.parse is not None and name != "mtp"
-)  # own folders
+BESIDE = tuple(name for name, kind in KINDS.items() if kind.beside)  # own folders
 
 
-def kind_of(folder: Path, target: Path | str | None) -> Kind | None:
-    """Which kind of drafter, made for one target, is in `folder`: also modules in the target's own. Raises LoadError."""
+def kind_of(folder: Path, target: Path | str | None) -> str | None:
+    """Which of `KINDS`, made for one target, is in `folder`: also modules in the target's own. Raises LoadError."""
     raw = read_config(folder)
     kind = drafter_kind(raw)
     return own(folder, raw)[0] if kind is None and target is not None and Path(target) == folder else kind
 
 
-def own(folder: Path, raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
+def own(folder: Path, raw: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(kind of the drafter inside a target's own files, what the files hold, or what the config names and they lack).
 
     Raises LoadError.
@@ -62,15 +43,13 @@ def own(folder: Path, raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
     return _inside(read_entries(folder), raw)
 
 
-def _inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
+def _inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """`own`, of the names of the tensors."""
-    (modules, promise), (count, other) = mtp.inside(names, raw), heads.inside(names, raw)
-    if modules:
-        short = f", where {promise}: another download of this model may hold the rest" if promise else ""
-        return "mtp", f"{modules} module{'s' * (modules > 1)} for multi-token prediction{short}"
-    if count:
-        return "heads", f"{count} parallel head{'s' * (count > 1)}"
-    return None, promise or other
+    held = {name: kind.inside(names, raw) for name, kind in NETWORKS.items() if kind.inside is not None}
+    found = next((name for name, inside in held.items() if inside.holds), None)
+    if found is not None:
+        return found, held[found].holds
+    return None, next((inside.promised for inside in held.values() if inside.promised), None)
 
 
 def plan_network(files: DrafterFiles, fits: Fits | None) -> Network:
@@ -78,5 +57,7 @@ def plan_network(files: DrafterFiles, fits: Fits | None) -> Network:
 
     Raises ConfigError, WeightsError and, for another target's drafter, PairError.
     """
-    kind = drafter_kind(files.raw) or _inside(files.entries, files.raw)[0] or "mtp"
+    kind = drafter_kind(files.raw) or _inside(files.entries, files.raw)[0]
+    if kind is None:  # of a target without any, the kind that such files usually hold says what is missing
+        kind = next(name for name, network in NETWORKS.items() if network.inside is not None)
     return NETWORKS[kind].plan(files, fits)

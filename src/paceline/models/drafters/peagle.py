@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoints.foreign import PARALLEL_KEYS
 from paceline.checkpoints.loading import Shapes, Weights
 from paceline.core import ForwardBatch
+from paceline.drafter_kinds import PARALLEL_KEYS
 from paceline.errors import ConfigError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.drafters.dflash import INNER
@@ -27,7 +27,12 @@ from paceline.models.drafters.eagle3 import (
     eagle3_shapes,
     parse_head,
 )
-from paceline.models.drafters.state_net import DrafterFiles, Fits, Network
+from paceline.models.drafters.state_net import (
+    DrafterFiles,
+    Fits,
+    Network,
+    NetworkKind,
+)
 from paceline.models.fields import shown
 from paceline.models.layers.attention import attend
 from paceline.models.layers.decoder import Layer, attention_outputs, read_layer
@@ -116,3 +121,6 @@ class PEagleNet(Eagle3Net):
             x = ops.add(x, attend(ops, ops.rms_norm(x, layer.norm_in, config.eps), layer.attention, config))
             x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
         return x
+
+
+NETWORK = NetworkKind(plan_peagle, parse_peagle)

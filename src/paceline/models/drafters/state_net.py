@@ -67,6 +67,25 @@ class DrafterFiles:
         return cls(raw, read_entries(folder), folder, str(target))
 
 
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a target's own files hold to draft with, or what its config promises in vain."""
+
+    holds: str | None = None
+    promised: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkKind:
+    """What a module of this room has under the name `NETWORK`. How a config is recognised stands in drafter_kinds.py."""
+
+    plan: Callable[[DrafterFiles, Fits | None], Network]  # what of a folder is to be loaded
+    parse: Callable[[Mapping[str, Any]], object] | None = None  # of a folder of its own; None: it has none
+    inside: Callable[[Iterable[str], Mapping[str, Any]], Inside] | None = (
+        None  # of a target's tensors and config
+    )
+
+
 def misfit(
     files: DrafterFiles, kind: str, fits: Fits, hidden: int, vocab: int, layers: int | None = None
 ) -> None:
@@ -210,6 +229,30 @@ class SteppingNet(GraphNet):
     @abstractmethod
     def keep(self, ops: Ops, x: Value, token: Value | None = None) -> Value:
         """Write the same K/V, with as little else as they need; returns what they are made of."""
+
+
+class MaskedNet(GraphNet):
+    """One that drafts a block in one forward: a text's last token, and masks behind it."""
+
+    shift = 0
+    block: int  # rows of a block
+    mask: int  # the token of all but the first
+    first: int  # the row that gives the first token of a draft
+    embedding: Weight  # its table of tokens, or the target's
+    embedding_scale: float  # of that table's rows
+    head: Weight
+
+    @abstractmethod
+    def seen(self, ops: Ops) -> Value:
+        """Of the input `states` what all layers make their K/V of."""
+
+    @abstractmethod
+    def keep(self, ops: Ops, x: Value) -> None:
+        """Write all layers' K/V of what `seen` gives."""
+
+    @abstractmethod
+    def through(self, ops: Ops, x: Value) -> Value:
+        """Of embedded rows of whole blocks what the head reads; writes their K/V."""
 
 
 def table_shapes(files: DrafterFiles, layers: DecoderConfig, draft_vocab: int) -> Shapes:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoints.foreign import ASSISTANT_TYPES, foreign_config, foreign_drafter
+from paceline.checkpoints.foreign import foreign_config, foreign_drafter
+from paceline.drafter_kinds import ASSISTANT_TYPES
 from paceline.errors import ConfigError
 from paceline.models.fields import shown
 from paceline.models.spec import ModelConfig, Split

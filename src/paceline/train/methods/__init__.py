@@ -1,54 +1,49 @@
-"""What can be trained: one loop, a folder for each method. To add one: CONTRIBUTING.md.
+"""What can be trained: one loop, a module for each method of drafter_kinds.py. To add one: CONTRIBUTING.md.
 
-Here belongs what one kind of drafter does differently. What all share belongs to the room above.
+Here belongs what one kind of drafter does differently. What all share belongs to the room above. The class of a method
+is its module's `METHOD`, and an attribute of this package by its own name.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from paceline.drafter_kinds import TRAININGS, usual_training
 from paceline.errors import UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.train.methods.base import Method
-from paceline.train.methods.dflash import DFlash
-from paceline.train.methods.dspark import DSpark
-from paceline.train.methods.eagle3 import Eagle3
-from paceline.train.methods.gemma_assistant import GemmaAssistant
-from paceline.train.methods.mtp import Mtp
 
-METHODS: dict[str, type[GemmaAssistant] | type[Eagle3] | type[Mtp] | type[DFlash] | type[DSpark]] = {
-    "gemma-assistant": GemmaAssistant,
-    "eagle3": Eagle3,
-    "mtp": Mtp,
-    "dflash": DFlash,
-    "dspark": DSpark,
-}
+
+def _method(name: str) -> Any:
+    return importlib.import_module(f"paceline.train.methods.{name.replace('-', '_')}").METHOD
+
+
+METHODS: Mapping[str, Any] = MappingProxyType({name: _method(name) for name in TRAININGS})  # name -> class
+
+
+def __getattr__(name: str) -> Any:
+    found = next((method for method in METHODS.values() if method.__name__ == name), None)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
 
 
 def method_for(target: Path) -> str:
     """The name of the method that fits a target: Gemma 4 has its own kind of drafter."""
-    return (
-        "gemma-assistant" if parse_target(read_config(target)).model_type.startswith("gemma4") else "eagle3"
-    )
+    return usual_training(parse_target(read_config(target)).model_type)
 
 
 def method_of(folder: Path) -> Method:
     """The method that makes drafters like the one in a folder. Raises UsageError and LoadError."""
     raw = read_config(folder)
-    found = [method() for method in METHODS.values() if method.reads(raw)]
+    found: list[Method] = [method() for method in METHODS.values() if method.reads(raw)]
     if not found:
         raise UsageError(f"{folder} holds no drafter of a method that is trained: {', '.join(METHODS)}")
     return found[0]
 
 
-__all__ = [
-    "METHODS",
-    "DFlash",
-    "DSpark",
-    "Eagle3",
-    "GemmaAssistant",
-    "Method",
-    "Mtp",
-    "method_for",
-    "method_of",
-]
+__all__ = ["METHODS", "Method", "method_for", "method_of"]

@@ -62,6 +62,11 @@ class Method(Protocol):
     copies: ClassVar[tuple[str, ...]]  # files of the target's folder that belong into the drafter's
     defaults: ClassVar[Mapping[str, Any]]  # of TrainOptions, where they are others
 
+    @classmethod
+    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Method:
+        """With the options of the command that were given, those of its `Training`. Raises UsageError."""
+        ...
+
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:
         """Whether a config.json is that of such a drafter."""

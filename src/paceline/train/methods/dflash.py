@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -22,6 +22,7 @@ from paceline.train.methods.speculators import (
     layer_config,
     reading,
     speculators_config,
+    taps_said,
 )
 from paceline.train.networks import BlockModule, Described
 from paceline.train.parallel import DraftModule
@@ -39,12 +40,22 @@ class DFlash(TappingMethod):
     block: int = BLOCK
     shared: bool = False
 
+    undrafted: ClassVar[int] = 1  # rows of a block before those that draft
     name: ClassVar[str] = KIND
     title: ClassVar[str] = "DFlash"
     card_text: ClassVar[CardText] = CardText(
         "DFlash drafter", "speculative-decoding, dflash",
         "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
     )  # fmt: skip
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Self:
+        more = {"layers": said["layers"]} if "layers" in said else {}
+        if draft_tokens is not None:
+            more["block"] = max(draft_tokens + cls.undrafted, 2)
+        return cls(
+            said.get("draft_vocabulary"), taps_said(said), shared=said.get("shared_head", False), **more
+        )
 
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:
@@ -82,7 +93,9 @@ class DFlash(TappingMethod):
 
     def describe(self, module: DraftModule) -> str:
         assert isinstance(module, BlockModule), "it trains these only"
-        return f"blocks of {module.net.block}, {len(module.net.layers)} layers, {reading(module)}"
+        return f"blocks of {module.net.block}, {len(module.net.layout.layers)} layers, {reading(module)}"
 
 
-__all__ = ["DFlash"]
+METHOD = DFlash
+
+__all__ = ["METHOD", "DFlash"]

@@ -75,6 +75,7 @@ class DSpark(DFlash):
 
     rank: int = RANK
 
+    undrafted: ClassVar[int] = 0
     name: ClassVar[str] = KIND
     title: ClassVar[str] = "DSpark"
     card_text: ClassVar[CardText] = CardText(
@@ -125,4 +126,6 @@ class DSpark(DFlash):
             torch.nn.init.zeros_(module.named(name))
 
 
-__all__ = ["DSpark"]
+METHOD = DSpark
+
+__all__ = ["METHOD", "DSpark"]

@@ -24,6 +24,7 @@ from paceline.train.methods.speculators import (
     layer_config,
     reading,
     speculators_config,
+    taps_said,
 )
 from paceline.train.networks import Described, NetworkModule, SteppingModule
 from paceline.train.parallel import DraftModule
@@ -46,6 +47,14 @@ class Eagle3(TappingMethod):
         "EAGLE-3 drafter", "speculative-decoding, eagle3",
         "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
     )  # fmt: skip
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Eagle3:
+        given = said.get("flags")
+        flags = {} if given is None else {"flags": tuple(x.strip() for x in given.split(",") if x.strip())}
+        return cls(
+            said.get("draft_vocabulary"), taps_said(said), shared=said.get("shared_head", False), **flags
+        )
 
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:
@@ -79,4 +88,6 @@ class Eagle3(TappingMethod):
         return reading(module)
 
 
-__all__ = ["Eagle3"]
+METHOD = Eagle3
+
+__all__ = ["METHOD", "Eagle3"]

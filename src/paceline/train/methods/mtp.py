@@ -31,6 +31,10 @@ class Mtp(SpeculatorsMethod):
         "It has the layout of `speculators`' own MTP format: compared with its source, not loaded there.",
     )  # fmt: skip
 
+    @classmethod
+    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Mtp:
+        return cls()
+
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:
         return raw.get("speculators_model_type") == KIND
@@ -65,4 +69,6 @@ class Mtp(SpeculatorsMethod):
         return f"one block over {module.vocab:,} tokens, head of the target"
 
 
-__all__ = ["Mtp"]
+METHOD = Mtp
+
+__all__ = ["METHOD", "Mtp"]

@@ -192,6 +192,16 @@ class TappingMethod(SpeculatorsMethod):
         return TargetTeacher(load_frozen(target, device))
 
 
+def taps_said(said: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The option `taps` of the command as numbers. Raises UsageError."""
+    if "taps" not in said:
+        return None
+    try:
+        return tuple(int(tap) for tap in said["taps"].split(","))
+    except ValueError as error:
+        raise UsageError(f"--taps {said['taps']} is no list of layers: give three like 2,15,27") from error
+
+
 def check_vocabulary(size: int | None) -> None:
     """Raise UsageError for a draft vocabulary that cannot be."""
     if size is not None and size < 2:

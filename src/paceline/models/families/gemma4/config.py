@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checkpoints.foreign import ASSISTANT_TYPES
+from paceline.drafter_kinds import ASSISTANT_TYPES
 from paceline.errors import ConfigError
 from paceline.models.families import model_type_of
 from paceline.models.fields import Fields, shown, token_ids

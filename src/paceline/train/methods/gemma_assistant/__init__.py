@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from paceline.checkpoints.foreign import ASSISTANT_TYPES
 from paceline.config import EngineConfig
+from paceline.drafter_kinds import ASSISTANT_TYPES, usual_training
+from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.base import Drafter
-from paceline.drafters.mtp import MTPDrafter
 from paceline.errors import PairError
 from paceline.models.config import parse_target, read_config
 from paceline.models.families.gemma4.config import GemmaConfig, parse_assistant
@@ -49,6 +49,10 @@ class GemmaAssistant:
     copies: ClassVar[tuple[str, ...]] = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"anchors": 128})
 
+    @classmethod
+    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> GemmaAssistant:
+        return cls(HeadOptions(said.get("head", "keep"), said.get("clusters", 0), said.get("recall", 0.99)))
+
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:
         return raw.get("model_type") in ASSISTANT_TYPES
@@ -57,13 +61,14 @@ class GemmaAssistant:
         config = parse_target(read_config(target))
         if not isinstance(config, GemmaConfig):
             raise PairError(
-                f"{target} is a {config.model_type}, and MTP drafters are trained for Gemma 4 only: use --method eagle3"
+                f"{target} is a {config.model_type}, and MTP drafters are trained for Gemma 4 only: use "
+                f"--method {usual_training('')}"
             )
         owners = {layer.kind for layer in config.layers if not layer.shared}
         if owners != {"sliding_attention", "full_attention"}:
             raise PairError(
                 f"{target} has K/V of {', '.join(sorted(owners))} only, and an MTP drafter reads sliding and "
-                "full attention: this target has no such drafter, use --method eagle3"
+                f"full attention: this target has no such drafter, use --method {usual_training('')}"
             )
 
     def teacher(self, target: Path, device: str = "cpu") -> TargetTeacher:
@@ -119,4 +124,6 @@ class GemmaAssistant:
         return lambda config: MTPDrafter(net)
 
 
-__all__ = ["GemmaAssistant", "HeadOptions"]
+METHOD = GemmaAssistant
+
+__all__ = ["METHOD", "GemmaAssistant", "HeadOptions"]
