@@ -242,10 +242,16 @@ def test_a_kind_of_drafter_is_named_in_its_own_files_and_in_the_list() -> None:
     own = {Path("drafter_kinds.py"), Path("drafters/assistant.py")}
     own |= {Path("models/drafters", f"{name}.py") for name in KINDS}
     own |= {path.relative_to(SOURCE) for name in methods for path in SOURCE.glob(f"train/methods/{name}*")}
-    named = re.compile(rf"\b({'|'.join(name for name in KINDS if name != 'heads')})\b")  # heads is a word, too
-    others = [path for path in FILES if not {path.relative_to(SOURCE), *path.relative_to(SOURCE).parents} & own]
+    named = re.compile(
+        rf"\b({'|'.join(name for name in KINDS if name != 'heads')})\b"
+    )  # heads is a word, too
+    others = [
+        path for path in FILES if not {path.relative_to(SOURCE), *path.relative_to(SOURCE).parents} & own
+    ]
     assert len(FILES) - len(others) >= 2 + len(KINDS) + len(TRAININGS)
-    found = {str(path.relative_to(SOURCE)): named.findall(path.read_text(encoding="utf-8")) for path in others}
+    found = {
+        str(path.relative_to(SOURCE)): named.findall(path.read_text(encoding="utf-8")) for path in others
+    }
     assert not {path: names for path, names in found.items() if names}
 
 

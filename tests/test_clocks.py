@@ -22,7 +22,14 @@ SOURCE, NATIVE, MANUAL = ROOT / "src" / "paceline", ROOT / "native", ROOT / "doc
 READS = re.compile(
     r"\b(perf_counter|monotonic|time\.time|process_time|steady_clock|high_resolution_clock|rdtsc\w*)\b"
 )
-ROOMS = ("cli", "server", "cluster", "bench", "forecast", "train")  # none of them computes an answer's numbers
+ROOMS = (
+    "cli",
+    "server",
+    "cluster",
+    "bench",
+    "forecast",
+    "train",
+)  # none of them computes an answer's numbers
 
 
 def reading() -> set[str]:

@@ -312,7 +312,7 @@ def test_matrices_in_bfloat16_have_nearly_the_loss_and_the_gradient_of_float32(
 
 
 def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
-    from paceline.train.methods.vocabulary import choose
+    from paceline.train.methods.speculators import choose
 
     counted = pack([Text([9, 9, 9, 5, 5, 7, 7, 7, 7], ((2, 9),)), Text([1, 2, 3], ((1, 1),))], 12)
     assert choose(counted, 3, 20, ()).tolist() == [5, 7, 9]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 
 from paceline.capacity import make_cache
@@ -24,7 +25,6 @@ from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.methods.base import TORCH_NAMES, Exported, Init, Start
-from paceline.train.methods.vocabulary import choose
 from paceline.train.networks import HEAD, Described, NetworkModule, fresh_parameters
 from paceline.train.parallel import DraftModule
 from paceline.train.windows import Windows
@@ -214,6 +214,16 @@ def reading(module: NetworkModule) -> str:
         f"reads after layers {', '.join(map(str, module.taps))}, drafts {len(module.head_rows):,} of {module.vocab:,} "
         f"tokens, head {'of the target' if module.shares_head else 'of its own'}"
     )
+
+
+def choose(train: Windows, size: int, vocab: int, always: Iterable[int]) -> torch.Tensor:
+    """The `size` tokens [size] that are counted most often in `train`, and those of `always`, rising.
+
+    Where fewer were written, the rest is filled up from the lowest ids: tokenizers number by frequency.
+    """
+    often = np.bincount(train.tokens[train.counted], minlength=vocab).astype(np.int64)
+    often[list(always)] = often.sum() + 1
+    return torch.from_numpy(np.sort(np.argsort(-often, kind="stable")[:size]))
 
 
 def speculators_config(target: GraphTarget, algorithm: str) -> dict[str, Any]:
