@@ -116,7 +116,7 @@ def file_word(kind: str) -> str:
 
 def kind_of_config(raw: Mapping[str, Any]) -> DrafterKind | None:
     """The kind that says by its own name or type which one it is, in config.json."""
-    said, of = raw.get("speculators_model_type"), raw.get("model_type")
+    name, of = raw.get("speculators_model_type"), raw.get("model_type")
     return next(
-        (kind for kind in KINDS.values() if of in kind.types or (kind.named and said == kind.name)), None
+        (kind for kind in KINDS.values() if of in kind.types or (kind.named and name == kind.name)), None
     )

@@ -276,12 +276,12 @@ class Described:
     def loaded(cls, folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Described:
         """That of a folder. Raises LoadError."""
         network = plan_network(DrafterFiles.of(folder, raw, target.path), target)
-        found = Tensors(folder, network.shapes, rename=network.rename)
-        if found.scales:
+        stored = Tensors(folder, network.shapes, rename=network.rename)
+        if stored.scales:
             raise PairError(
                 f"{folder} is quantized, which cannot be trained: give the drafter that it was made of"
             )
-        tensors = {name: found.take(name) for name in [*found.entries]}
+        tensors = {name: stored.take(name) for name in [*stored.entries]}
         dtype = next(x.dtype for x in tensors.values() if x.dim() > 1)
         floats = {name: x if name in MAPPING else x.float() for name, x in tensors.items()}
         return cls(target, folder, _arithmetic(raw), network, floats, dtype)

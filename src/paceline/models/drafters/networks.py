@@ -16,9 +16,9 @@ from paceline.models.drafters.state_net import DrafterFiles, Fits, Network, Netw
 
 
 def _network(name: str) -> NetworkKind:
-    found = importlib.import_module(f"paceline.models.drafters.{name}").NETWORK
-    assert isinstance(found, NetworkKind)
-    return found
+    network = importlib.import_module(f"paceline.models.drafters.{name}").NETWORK
+    assert isinstance(network, NetworkKind)
+    return network
 
 
 NETWORKS: Mapping[str, NetworkKind] = MappingProxyType({name: _network(name) for name in KINDS})
@@ -46,9 +46,9 @@ def own(folder: Path, raw: Mapping[str, Any]) -> tuple[str | None, str | None]:
 def _inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """`own`, of the names of the tensors."""
     held = {name: kind.inside(names, raw) for name, kind in NETWORKS.items() if kind.inside is not None}
-    found = next((name for name, inside in held.items() if inside.holds), None)
-    if found is not None:
-        return found, held[found].holds
+    holder = next((name for name, inside in held.items() if inside.holds), None)
+    if holder is not None:
+        return holder, held[holder].holds
     return None, next((inside.promised for inside in held.values() if inside.promised), None)
 
 

@@ -26,10 +26,10 @@ METHODS: Mapping[str, Any] = MappingProxyType({name: _method(name) for name in T
 
 
 def __getattr__(name: str) -> Any:
-    found = next((method for method in METHODS.values() if method.__name__ == name), None)
-    if found is None:
+    method = next((method for method in METHODS.values() if method.__name__ == name), None)
+    if method is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    return method
 
 
 def method_for(target: Path) -> str:
@@ -40,10 +40,10 @@ def method_for(target: Path) -> str:
 def method_of(folder: Path) -> Method:
     """The method that makes drafters like the one in a folder. Raises UsageError and LoadError."""
     raw = read_config(folder)
-    found: list[Method] = [method() for method in METHODS.values() if method.reads(raw)]
-    if not found:
+    fitting: list[Method] = [method() for method in METHODS.values() if method.reads(raw)]
+    if not fitting:
         raise UsageError(f"{folder} holds no drafter of a method that is trained: {', '.join(METHODS)}")
-    return found[0]
+    return fitting[0]
 
 
 __all__ = ["METHODS", "Method", "method_for", "method_of"]

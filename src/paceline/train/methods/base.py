@@ -63,7 +63,7 @@ class Method(Protocol):
     defaults: ClassVar[Mapping[str, Any]]  # of TrainOptions, where they are others
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Method:
+    def of(cls, given: Mapping[str, Any], draft_tokens: int | None) -> Method:
         """With the options of the command that were given, those of its `Training`. Raises UsageError."""
         ...
 

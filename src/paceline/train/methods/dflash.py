@@ -19,10 +19,10 @@ from paceline.train.methods.speculators import (
     TappingMethod,
     check_vocabulary,
     default_taps,
+    given_taps,
     layer_config,
     reading,
     speculators_config,
-    taps_said,
 )
 from paceline.train.networks import BlockModule, Described
 from paceline.train.parallel import DraftModule
@@ -49,12 +49,12 @@ class DFlash(TappingMethod):
     )  # fmt: skip
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Self:
-        more = {"layers": said["layers"]} if "layers" in said else {}
+    def of(cls, given: Mapping[str, Any], draft_tokens: int | None) -> Self:
+        more = {"layers": given["layers"]} if "layers" in given else {}
         if draft_tokens is not None:
             more["block"] = max(draft_tokens + cls.undrafted, 2)
         return cls(
-            said.get("draft_vocabulary"), taps_said(said), shared=said.get("shared_head", False), **more
+            given.get("draft_vocabulary"), given_taps(given), shared=given.get("shared_head", False), **more
         )
 
     @staticmethod

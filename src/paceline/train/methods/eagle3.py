@@ -21,10 +21,10 @@ from paceline.train.methods.speculators import (
     TappingMethod,
     check_vocabulary,
     default_taps,
+    given_taps,
     layer_config,
     reading,
     speculators_config,
-    taps_said,
 )
 from paceline.train.networks import Described, NetworkModule, SteppingModule
 from paceline.train.parallel import DraftModule
@@ -49,11 +49,11 @@ class Eagle3(TappingMethod):
     )  # fmt: skip
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Eagle3:
-        given = said.get("flags")
-        flags = {} if given is None else {"flags": tuple(x.strip() for x in given.split(",") if x.strip())}
+    def of(cls, given: Mapping[str, Any], draft_tokens: int | None) -> Eagle3:
+        listed = given.get("flags")
+        flags = {} if listed is None else {"flags": tuple(x.strip() for x in listed.split(",") if x.strip())}
         return cls(
-            said.get("draft_vocabulary"), taps_said(said), shared=said.get("shared_head", False), **flags
+            given.get("draft_vocabulary"), given_taps(given), shared=given.get("shared_head", False), **flags
         )
 
     @staticmethod

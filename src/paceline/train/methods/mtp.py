@@ -32,7 +32,7 @@ class Mtp(SpeculatorsMethod):
     )  # fmt: skip
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> Mtp:
+    def of(cls, given: Mapping[str, Any], draft_tokens: int | None) -> Mtp:
         return cls()
 
     @staticmethod

@@ -192,14 +192,14 @@ class TappingMethod(SpeculatorsMethod):
         return TargetTeacher(load_frozen(target, device))
 
 
-def taps_said(said: Mapping[str, Any]) -> tuple[int, ...] | None:
+def given_taps(given: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The option `taps` of the command as numbers. Raises UsageError."""
-    if "taps" not in said:
+    if "taps" not in given:
         return None
     try:
-        return tuple(int(tap) for tap in said["taps"].split(","))
+        return tuple(int(tap) for tap in given["taps"].split(","))
     except ValueError as error:
-        raise UsageError(f"--taps {said['taps']} is no list of layers: give three like 2,15,27") from error
+        raise UsageError(f"--taps {given['taps']} is no list of layers: give three like 2,15,27") from error
 
 
 def check_vocabulary(size: int | None) -> None:
@@ -241,8 +241,8 @@ def finished_config(exported: Exported) -> dict[str, Any]:
         "proposal_type": "greedy", "speculative_tokens": exported.draft_tokens, "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }  # fmt: skip
-    said = dict(exported.config.get("speculators_config") or {}) | {"proposal_methods": [method]}
-    return dict(exported.config) | {"dtype": TORCH_NAMES[exported.dtype], "speculators_config": said}
+    about = dict(exported.config.get("speculators_config") or {}) | {"proposal_methods": [method]}
+    return dict(exported.config) | {"dtype": TORCH_NAMES[exported.dtype], "speculators_config": about}
 
 
 def layer_config(target: GraphTarget) -> dict[str, Any]:

@@ -50,8 +50,10 @@ class GemmaAssistant:
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"anchors": 128})
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], draft_tokens: int | None) -> GemmaAssistant:
-        return cls(HeadOptions(said.get("head", "keep"), said.get("clusters", 0), said.get("recall", 0.99)))
+    def of(cls, given: Mapping[str, Any], draft_tokens: int | None) -> GemmaAssistant:
+        return cls(
+            HeadOptions(given.get("head", "keep"), given.get("clusters", 0), given.get("recall", 0.99))
+        )
 
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:

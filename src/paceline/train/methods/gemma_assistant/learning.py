@@ -170,12 +170,12 @@ def load_module(folder: Path) -> tuple[AssistantModule, dict[str, Any], torch.dt
     """An assistant folder as (module in float32, raw config, dtype of its weights). Raises LoadError."""
     raw = read_config(folder)
     config = parse_assistant(raw)
-    found = Tensors(folder, assistant_shapes(config), range(len(config.text.layers)), config.text.tied)
-    if found.scales:
+    stored = Tensors(folder, assistant_shapes(config), range(len(config.text.layers)), config.text.tied)
+    if stored.scales:
         raise PairError(
             f"{folder} is quantized, which cannot be trained: give the drafter that it was made of"
         )
-    read = {name: found.take(name) for name in [*found.entries]}
+    read = {name: stored.take(name) for name in [*stored.entries]}
     if "lm_head.weight" in read:  # of one whose head is not tied; some writers store it under its own name
         read["embed_tokens.weight"] = read.pop("lm_head.weight")
     floats = {name: x.float() if x.is_floating_point() else x.long() for name, x in read.items()}
