@@ -69,9 +69,11 @@ class DFlash(TappingMethod):
                 f"{MAX_DRAFT_TOKENS} and --layers from 1"
             )
 
-    def check_init(self, raw: Mapping[str, Any], folder: Path) -> None:
+    def check_options(self) -> None:
         if replace(self, block=BLOCK) != type(self)():
             raise UsageError("draft vocabulary, taps, layers and head are those of --init: leave them out")
+
+    def check_init(self, raw: Mapping[str, Any], folder: Path) -> None:
         if any(windows_of(raw)):
             raise PairError(
                 f"{folder} has layers with a sliding window, which are not trained: use --init scratch"

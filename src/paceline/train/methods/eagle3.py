@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -67,7 +66,7 @@ class Eagle3(TappingMethod):
         if {"norm_before_fc", "fc_norm"} <= {*self.flags}:
             raise UsageError("the flags norm_before_fc and fc_norm exclude each other: give one of them")
 
-    def check_init(self, raw: Mapping[str, Any], folder: Path) -> None:
+    def check_options(self) -> None:
         if self != Eagle3():
             raise UsageError("draft vocabulary, taps, flags and head are those of --init: leave them out")
 

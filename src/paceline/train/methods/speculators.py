@@ -84,8 +84,12 @@ class SpeculatorsMethod(ABC):
         """Change what fresh parameters are drawn as."""
         return
 
+    def check_options(self) -> None:
+        """Raise UsageError for options that a drafter to go on from has set."""
+        return
+
     def check_init(self, raw: Mapping[str, Any], folder: Path) -> None:
-        """Raise UsageError for options that a drafter to go on from has set, PairError for one that is not trained."""
+        """Raise PairError for a drafter that is not trained."""
         return
 
     def stored_name(self, name: str) -> str:
@@ -128,6 +132,7 @@ class SpeculatorsMethod(ABC):
 
     def _load(self, folder: Path, teacher: TargetTeacher) -> Start:
         """A drafter's folder as a module in float32. Raises LoadError."""
+        self.check_options()
         raw = read_config(folder)
         if not self.reads(raw) or "speculators_model_type" not in raw:
             raise PairError(
