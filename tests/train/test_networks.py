@@ -11,6 +11,7 @@ import pytest
 import torch
 from recorded import FILE, KINDS, STEPS, build, numbers, windows
 
+from paceline.models.drafters.eagle3 import Eagle3Net
 from paceline.train.networks import NetworkModule
 from paceline.train.parallel import choose_anchors
 
@@ -74,6 +75,7 @@ def test_the_network_reads_the_very_parameters(tmp_path: Path) -> None:
     module = method.start(teacher, windows(5, 29, 17), "scratch", 0).module
     assert isinstance(module, NetworkModule)
     net, parameters = module.net, dict(module.named_parameters())
+    assert isinstance(net, Eagle3Net)
     module.to(torch.float64)
     assert net.fc.data is parameters["fc.weight"]
     assert net.norm is parameters["norm.weight"]

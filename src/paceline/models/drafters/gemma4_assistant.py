@@ -92,10 +92,17 @@ def differences(assistant: AssistantConfig, target: GemmaConfig) -> list[str]:
 class Beside(Protocol):
     """What the network needs of its target."""
 
-    dtype: torch.dtype
-    embedding: Weight
-    embedding_scale: float
-    layout: Layout
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def embedding(self) -> Weight: ...
+
+    @property
+    def embedding_scale(self) -> float: ...
+
+    @property
+    def layout(self) -> Layout: ...
 
 
 class GemmaAssistant:
