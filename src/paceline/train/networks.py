@@ -21,7 +21,6 @@ from paceline.checkpoints.loading import Tensors
 from paceline.checkpoints.safetensors_file import Entry
 from paceline.errors import PairError, UsageError
 from paceline.models.drafters.base import FINAL
-from paceline.models.drafters.finite import FiniteWeights
 from paceline.models.drafters.networks import plan_network
 from paceline.models.drafters.state_net import (
     DrafterFiles,
@@ -31,6 +30,7 @@ from paceline.models.drafters.state_net import (
     SteppingNet,
     draft_ids,
 )
+from paceline.models.registry import FiniteWeights
 from paceline.models.target import GraphTarget
 from paceline.ops.base import WeightKind
 from paceline.ops.differentiable import DifferentiableOps, Role, Rounds, Rows

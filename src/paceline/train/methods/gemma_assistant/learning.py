@@ -21,9 +21,9 @@ from paceline.checkpoints.loading import Tensors
 from paceline.errors import PairError
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.config import read_config
-from paceline.models.drafters.finite import FiniteWeights
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, differences
 from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig, parse_assistant
+from paceline.models.registry import FiniteWeights
 from paceline.ops.base import Weight
 from paceline.ops.differentiable import DifferentiableOps, LayerKeys, Rounds, Rows
 from paceline.ops.reference import EagerRunner
