@@ -49,9 +49,9 @@ def _precedence(sign: Sign | DrafterKind) -> tuple[int, bool]:
     return -len(sign.word or ""), not (isinstance(sign, DrafterKind) and sign.relative_of)
 
 
-SIGNS = sorted(
-    (sign for sign in (*OTHERS, *KINDS.values()) if sign.word), key=_precedence
-)  # the first counts
+_KNOWN: tuple[Sign | DrafterKind, ...] = (*OTHERS, *KINDS.values())
+# the first whose word is there counts
+SIGNS = sorted((sign for sign in _KNOWN if sign.word), key=_precedence)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 OTHER_FILES = (
     ("*.onnx", "ONNX files"), ("*.litertlm", "LiteRT-LM files"), ("*.task", "MediaPipe files"),

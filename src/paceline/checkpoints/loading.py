@@ -27,7 +27,7 @@ from paceline.checkpoints.interleaved import put_in_order
 from paceline.checkpoints.quantized.table import see_quantized
 from paceline.checkpoints.safetensors_file import Entry, broken, read_header
 from paceline.checkpoints.spellings import usual
-from paceline.drafter_kinds import KINDS
+from paceline.drafter_kinds import KINDS as DRAFTER_KINDS
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.ops.base import LowRank, Weight, WeightKind
@@ -47,7 +47,7 @@ SKIPPED = re.compile(
     r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$|verifier_(norm|lm_head)\."
 )
 # what only a drafter inside of a target's own files has, beside its other tensors
-_INSIDE = "|".join(re.escape(begin) for kind in KINDS.values() for begin in kind.tensors)
+_INSIDE = "|".join(re.escape(begin) for kind in DRAFTER_KINDS.values() for begin in kind.tensors)
 MODULE = re.compile(rf"({_INSIDE}|layers\.\d+\.(?=enorm\.|hnorm\.|eh_proj\.|shared_head\.)).+")
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
