@@ -144,6 +144,16 @@ def kimi() -> tuple[str, str]:
     return section(call("f", A, 0)), section(call("f", A, 0) + call("g", "{}", 1))
 
 
+def atem() -> tuple[str, str]:
+    def call(name: str, inner: str) -> str:
+        head = f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n'
+        return f"{head}{inner}</atem:invoke>\n</atem:function_calls>"
+
+    pairs = {"s": RAW, "n": "5", "o": '{"k": true}'}
+    one = call("f", "".join(f'<atem:parameter name="{k}">{v}</atem:parameter>\n' for k, v in pairs.items()))
+    return one, one + "<|eom|><|start|>assistant" + call("g", "")
+
+
 @dataclass(frozen=True)
 class Family:
     format: str  # what the template is found to write
@@ -168,6 +178,7 @@ DEEPSEEK = (
 )  # fmt: skip
 TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")
+ATEM = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
 GEMMA = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_response>")
 KIMI = (
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
@@ -191,6 +202,8 @@ FAMILIES = {
     F_ + "granite_4": Family("hermes", hermes(), special=MARKS[2:]),
     F_ + "qwen3_coder": Family("qwen-xml", xml(), added=MARKS[2:]),
     F_ + "qwen3_5_think": Family("qwen-xml", xml(), THINK, True, added=MARKS, thinks=True, switches=True),
+    F_ + "qwen3_6": Family("qwen-xml", xml(), THINK, True, added=MARKS, thinks=True, switches=True),
+    F_ + "qwen3_8": Family("qwen-xml", xml(), THINK, True, added=MARKS, thinks=True, switches=True),
     F_ + "llama3_1": Family(
         "llama3", llama(),
         special=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), needs={"single_calls": True},
@@ -230,6 +243,10 @@ FAMILIES = {
         needs={"thoughts_as": "thinking", "single_calls": True, "whole_tools": True}, thinks=True,
         said="<|channel|>final<|message|>",
     ),
+    F_ + "muse_glimmer": Family(
+        "atem", atem(), (" to=self<|message|>", "<|eom|><|start|>assistant"), special=ATEM,
+        needs={"whole_tools": True}, thinks=True, said=" to=user<|message|>",
+    ),
     F_ + "kimi_k2": Family("kimi", kimi(), special=KIMI),
     F_ + "minimax_m2": Family("minimax", minimax(), THINK, True, added=MARKS[:2], thinks=True),
     F_ + "nemotron_nano_v2": Family(
@@ -265,6 +282,7 @@ FAMILIES = {
         "think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True, needs=TOLD,
     ),
     F_ + "phi3": Family("plain", needs=TOLD),
+    F_ + "gemma2": Family("plain", needs=TOLD),
     F_ + "gemma3": Family("plain", needs=TOLD),
 }  # fmt: skip
 

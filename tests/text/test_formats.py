@@ -146,11 +146,11 @@ def answers(name: str) -> Iterator[tuple[str, bool, tuple[str, str, list[Any]]]]
         first, both = ["f", ARGUMENTS], [["f", ARGUMENTS], ["g", {}]]
         yield one.calls[0], False, ("", "", [first])
         yield one.calls[1], False, ("", "", both)
-        if one.format not in ("llama3", "harmony"):
+        if one.format not in ("llama3", "harmony", "atem"):
             yield "I look." + one.calls[0], False, ("", "I look.", [first])
     if one.thought:
         opening, closing = one.thought
-        for inside in (False, True) if one.format not in ("gemma", "harmony") else (False,):
+        for inside in (False, True) if one.format not in ("gemma", "harmony", "atem") else (False,):
             lead = "" if inside else opening
             yield lead + "why\n\nso" + closing + one.said + "yes", inside, ("why\n\nso", "yes", [])
             if one.calls:
@@ -197,7 +197,7 @@ MARKS_IN_STRINGS = {
     "qwen-xml": "</parameter>\n<parameter> </function>", "glm": "</arg_value> <arg_key", "glm-4.7": "</tool_call> x",
     "minimax": "</parameter></x>", "seed": "</parameter></x> </function>",
     "deepseek-v3.2": "</｜DSML｜parameter></x>", "deepseek-v4": "</｜DSML｜invoke> x",
-    "lfm2": '"<|tool_call_end|> )], g("',
+    "lfm2": '"<|tool_call_end|> )], g("', "atem": "</atem:parameter></x> </atem:invoke>",
     "cohere": '{"s": "<|END_ACTION|> <|START_RESPONSE|> ]"}',
 }  # fmt: skip
 
@@ -420,7 +420,7 @@ def test_forced_calls_are_written_in_the_models_own_notation(name: str, marks: b
         if one.thought:
             opening, closing = one.thought
             leads += [("may", opening + "so" + closing), ("may", "")]
-            leads += [("open", "so" + closing)] if one.format not in ("gemma", "harmony") else []
+            leads += [("open", "so" + closing)] if one.format not in ("gemma", "harmony", "atem") else []
         simple = simplest(one.calls[0], one.format)
         for lead, before in leads:
             for make, answers in (

@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.text.formats import cohere, deepseek, gemma, harmony, hermes, kimi, lfm2, llama, mistral, tagged
+from paceline.text.formats import (
+    atem,
+    cohere,
+    deepseek,
+    gemma,
+    harmony,
+    hermes,
+    kimi,
+    lfm2,
+    llama,
+    mistral,
+    tagged,
+)
 from paceline.text.formats.base import SWITCHES, Calls, ChatFormat, Needs, Thoughts, plain_thoughts
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]], str]
@@ -27,7 +39,7 @@ _THOUGHTS = {
     "mistral": mistral.THOUGHTS, "seed": plain_thoughts("<seed:think>", "</seed:think>"),
     "thinking": plain_thoughts("<thinking>", "</thinking>"),
     "reasoning": plain_thoughts("<reasoning>", "</reasoning>"),
-    "cohere": cohere.RESPONSE, "cohere-text": cohere.TEXT,
+    "atem": atem.THOUGHTS, "cohere": cohere.RESPONSE, "cohere-text": cohere.TEXT,
 }  # fmt: skip
 
 
@@ -48,6 +60,7 @@ _T = re.escape(TOOL)
 SIGNS = (
     _sign(gemma.CALLS, rf"<\|tool_call>\s*call:{_T}", r"<\|tool_call>"),
     _sign(harmony.CALLS, rf"to=functions\.{_T}", r"to=functions"),
+    _sign(atem.CALLS, rf'<atem:invoke name="{_T}"', r"<atem:function_calls>"),
     _sign(tagged.SEED, rf"<seed:tool_call>\s*<function={_T}>", r"<seed:tool_call>"),
     _sign(tagged.DEEPSEEK_V32, rf'<｜DSML｜function_calls>\s*<｜DSML｜invoke name="{_T}"'),
     _sign(tagged.DEEPSEEK_V4, rf'<｜DSML｜tool_calls>\s*<｜DSML｜invoke name="{_T}"'),
@@ -79,10 +92,12 @@ def probe(render: Render, source: str) -> ChatFormat:
     thoughts, needs_thoughts = _thoughts(render, source)
     sign, needs = _calls(render, source)
     calls = sign.calls if sign is not None else None
-    if calls is harmony.CALLS:
-        return replace(
-            named("harmony"), needs=replace(needs, thoughts_as="thinking"), tools_shown=True, switches=False
-        )
+    if (
+        calls is harmony.CALLS or calls is atem.CALLS
+    ):  # whole formats, whose thoughts the template may leave out
+        whole = named(calls.name)
+        needs = replace(needs, thoughts_as=whole.needs.thoughts_as)
+        return replace(whole, needs=needs, tools_shown=True, switches=False)
     made = ChatFormat(
         name=_name(calls, thoughts), thoughts=thoughts, calls=calls,
         needs=replace(needs, thoughts_as=needs_thoughts), ends=llama.ENDS if calls is llama.LLAMA else (),
@@ -101,6 +116,11 @@ def named(name: str) -> ChatFormat:
         return ChatFormat(
             name="harmony", thoughts=harmony.THOUGHTS, calls=harmony.CALLS, whole=harmony.HarmonyParser,
             needs=harmony.NEEDS, ends=harmony.ENDS, tools_shown=True, thinks_unasked=True,
+        )  # fmt: skip
+    if name == "atem":
+        return ChatFormat(
+            name="atem", thoughts=atem.THOUGHTS, calls=atem.CALLS, whole=atem.AtemParser, ends=(atem.LAST,),
+            tools_shown=True, thinks_unasked=True,
         )  # fmt: skip
     found = next((sign.calls for sign in SIGNS if sign.calls.name == name), None)
     if found is None:
