@@ -127,6 +127,7 @@ void Program::take(AttentionArgs& args, const Op& op, const Shares& shares, int6
   args.q_stride = stride(op.values[0]);
   args.out_stride = stride(op.values[1]);
   const int64_t sinks = op.integers.size() > 4 ? op.integers[4] : 0;
+  args.cap = op.number;
   args.sinks = sinks ? reinterpret_cast<const float*>(sinks) + head : nullptr;
   args.k = layer.k;
   args.v = layer.v;

@@ -110,6 +110,16 @@ static void score(Queries& s) {
   }
 }
 
+// Scores of the block go through cap * tanh(score / cap).
+static void cap_scores(Queries& s, float cap) {
+  const V most = broadcast(cap);
+  for (int m = 0; m < s.count; ++m)
+    for (int j = s.now.begin / L * L; j < s.now.end; j += L) {
+      float* p = s.p + m * PITCH + j;
+      store(p, vtanh(load(p) / most) * most);
+    }
+}
+
 // The largest score so far of a query that sees places lo..hi-1; whole vectors around them are filled.
 PL_INLINE float highest(Queries& s, int m, int lo, int hi) {
   float* p = s.p + m * PITCH;
@@ -258,6 +268,7 @@ static void attend(const AttentionArgs& a, Store& held, int64_t start) {
     high = hi[r] < high ? hi[r] : high;
   }
   held.score();
+  if (a.cap > 0) cap_scores(s, a.cap);
   for (int m = 0; m < s.count; ++m) {
     int r = m / a.heads;
     s.high[m] = lo[r] < hi[r] ? highest(s, m, lo[r], hi[r]) : s.top[m];

@@ -27,7 +27,7 @@ bool Program::find_texts(const Rows& rows) {
 }
 
 // values: qkv, b, a, out. integers: layer, key heads, value heads, sizes of a key and of a value, rows of the convolution,
-// its weights [row][column], dt_bias, decay, whether value heads stand tiled.
+// its weights [row][column], dt_bias, decay, whether value heads stand tiled, whether it is plain, the convolution's bias, skip.
 void Program::delta(const Step& step, int index, int thread) {
   const int64_t texts = static_cast<int64_t>(texts_.size());
   for (const Op& op : step.ops) {
@@ -47,6 +47,9 @@ void Program::delta(const Step& step, int index, int thread) {
     a.conv = reinterpret_cast<const float*>(op.integers[6]);
     a.dt_bias = reinterpret_cast<const float*>(op.integers[7]);
     a.decay = reinterpret_cast<const float*>(op.integers[8]);
+    a.plain = op.integers[10] != 0;
+    a.conv_bias = reinterpret_cast<const float*>(op.integers[11]);
+    a.skip = reinterpret_cast<const float*>(op.integers[12]);
     a.begin = text.begin, a.store = text.goal, a.first = rows_.positions[text.row], a.end = a.first + text.count;
     a.qkv = at(op.values[0], text.row), a.qkv_stride = stride(op.values[0]);
     a.b = at(op.values[1], text.row), a.b_stride = stride(op.values[1]);

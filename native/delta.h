@@ -3,6 +3,8 @@
 // stored where it shall stand, and goes on over the run's rows in a copy that is thrown away.
 //
 //   S = decay * S;  S += k (beta * (v - S^T k))^T;  out = S^T q        with q, k, v from a short convolution over rows
+//
+// Plain, as in Mamba 2: S = decay * S;  S += k (beta * v)^T;  out = S^T q + skip * v, with q and k as they are.
 #pragma once
 
 #include "rowops.h"
@@ -23,6 +25,8 @@ static int64_t delta_scratch(int64_t key_dim, int64_t value_dim) {
 struct DeltaBatch {  // rows of a batch: their keys and queries [row][key_dim], values [row][pitch], decay and beta
   float *s, *k, *q, *v, *decay, *beta;
   int64_t rows, key_dim, pitch;
+  float skip;
+  bool plain;
 };
 
 // What the row at `position` holds: of the run, or of those that were kept. Null before the beginning of the text.
@@ -34,7 +38,7 @@ PL_INLINE const float* delta_row(const DeltaArgs& a, int64_t position) {
 // silu of the convolution, columns c..c+n-1, over what `rows` hold: as many as its kernel has, from tap `from` on.
 static void delta_conv(const DeltaArgs& a, const float* const* rows, int64_t from, int64_t c, int64_t n, float* y) {
   for (int64_t i = 0; i < n; i += L) {
-    V sum{};
+    V sum = a.conv_bias ? load_at(a.conv_bias + c, i, n) : V{};
     for (int64_t t = from; t < a.kernel; ++t)
       sum = fma(load_at(a.conv + t * a.channels + c, i, n), load_at(rows[t] + c, i, n), sum);
     store_at(y, i, n, vsilu(sum));
@@ -59,17 +63,18 @@ static void delta_prepare(const DeltaArgs& a, DeltaBatch& b, int64_t position) {
     for (int64_t t = 0; t < a.kernel; ++t) rows[t] = delta_row(a, p - a.kernel + 1 + t);
     const int64_t from = p + 1 < a.kernel ? a.kernel - 1 - p : 0;  // before it the text has not begun
     delta_conv(a, rows, from, a.k_column, a.key_dim, b.k + r * b.key_dim);
-    delta_unit(b.k + r * b.key_dim, a.key_dim, 1.0f);
+    if (!a.plain) delta_unit(b.k + r * b.key_dim, a.key_dim, 1.0f);
     delta_conv(a, rows, from, a.v_column, a.value_dim, b.v + r * b.pitch);
     for (int64_t i = a.value_dim; i < b.pitch; ++i) b.v[r * b.pitch + i] = 0;
     const float* kept = p >= a.first ? nullptr : rows[a.kernel - 1] + a.channels;
     const float rate = kept ? kept[a.head] : a.b[(p - a.first) * a.b_stride + a.head];
     const float fade = (kept ? kept[a.heads + a.head] : a.a[(p - a.first) * a.a_stride + a.head]) + a.dt_bias[a.head];
-    b.beta[r] = 1.0f / (1.0f + __builtin_expf(-rate));
-    b.decay[r] = __builtin_expf(a.decay[a.head] * (fade > 20.0f ? fade : __builtin_log1pf(__builtin_expf(fade))));
+    const float step = fade > 20.0f ? fade : __builtin_log1pf(__builtin_expf(fade));
+    b.beta[r] = a.plain ? step : 1.0f / (1.0f + __builtin_expf(-rate));
+    b.decay[r] = __builtin_expf(a.decay[a.head] * step);
     if (p < a.first) continue;
     delta_conv(a, rows, from, a.q_column, a.key_dim, b.q + r * b.key_dim);
-    delta_unit(b.q + r * b.key_dim, a.key_dim, scale);
+    if (!a.plain) delta_unit(b.q + r * b.key_dim, a.key_dim, scale);
   }
 }
 
@@ -94,8 +99,8 @@ PL_INLINE void delta_step(const DeltaBatch& b, int64_t r, int64_t column, V* see
   }
   PL_UNROLL
   for (int c = 0; c < C; ++c) {
-    seen[c] = ahead[c];
-    if (READS) store(out + c * L, read[c]);
+    if (!b.plain) seen[c] = ahead[c];
+    if (READS) store(out + c * L, b.plain ? fma(broadcast(b.skip), load(out + c * L), read[c]) : read[c]);
   }
 }
 
@@ -104,7 +109,7 @@ PL_INLINE void delta_step(const DeltaBatch& b, int64_t r, int64_t column, V* see
 template <int C>
 static void delta_columns(const DeltaBatch& b, int64_t silent, int64_t column) {
   V seen[C] = {};
-  for (int64_t i = 0; i < b.key_dim; ++i)
+  for (int64_t i = 0; i < b.key_dim && !b.plain; ++i)
     PL_UNROLL
     for (int c = 0; c < C; ++c) seen[c] = fma(broadcast(b.k[i]), load(b.s + i * b.pitch + column + c * L), seen[c]);
   for (int64_t r = 0; r < b.rows; ++r) {
@@ -116,6 +121,7 @@ static void delta_columns(const DeltaBatch& b, int64_t silent, int64_t column) {
 
 static void delta_rule(const DeltaArgs& a) {
   DeltaBatch b;
+  b.plain = a.plain, b.skip = a.skip ? a.skip[a.head] : 0;
   b.key_dim = a.key_dim, b.pitch = delta_pitch(a.value_dim);
   b.s = a.scratch, b.k = b.s + b.pitch * b.key_dim, b.q = b.k + BATCH * b.key_dim, b.v = b.q + BATCH * b.key_dim;
   b.decay = b.v + BATCH * b.pitch, b.beta = b.decay + BATCH;

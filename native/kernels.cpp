@@ -18,7 +18,7 @@ using namespace PACELINE_ISA;
 template <class By, class Seen = By>  // of linears, and of attention
 static constexpr Kernels table() {
   return {PL_TEXT(PACELINE_ISA), L, TILE, has_bf16_dot, tile_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
-          attention<Seen>, join_segments, store_bytes, store_packed, delta_scratch, delta_rule, low_rank, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_clamped, gated_sigmoid, softcap, softmax, clamp, exponents, hybrid_loss,
+          attention<Seen>, join_segments, store_bytes, store_packed, delta_scratch, delta_rule, low_rank, center, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_clamped, gated_relu, gated_sigmoid, softcap, softmax, clamp, exponents, hybrid_loss,
           read_all, burn, burn_flops};
 }
 

@@ -55,7 +55,7 @@ void Program::add(Op op) {
   bool first = step.ops.empty();
   int64_t width = op.values.empty() ? 0 : op.values.back().width;
   bool wide = elementwise(op.code) && width >= 2 * kColumns;
-  step.row_ops = op.code < LINEAR;
+  step.row_ops = op.code < LINEAR || op.code == GATED_RELU;
   step.column_chunk = wide && (first || (step.column_chunk && step.ops[0].values.back().width == width)) ? kColumns : 0;
   step.ops.push_back(std::move(op));
 }
@@ -229,7 +229,13 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
   int64_t n = std::min(end, v.back().width) - begin;
   switch (op.code) {
     case EMBED: return k.embed(op.table, rows_.tokens[row], op.number, y);
-    case NORM: return k.norm(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.number);
+    case NORM: {
+      const int64_t groups = op.integers[0], width = v[0].width / groups;
+      if (op.integers[2]) k.center(x, y, v[0].width);
+      if (!op.integers[3]) return k.norm(op.integers[2] ? y : x, pointer(1), y, v[0].width, static_cast<int>(groups), op.number);
+      for (int64_t i = 0; i < groups * width; i += width) k.norm(x + i, pointer(1) + i, y + i, width, 1, op.number);  // each its own weights
+      return;
+    }
     case ROTARY: {
       float factor = op.number;
       if (op.integers.size() > 3) factor *= pointer(4)[std::min<int64_t>(rows_.positions[row] / op.integers[3], op.integers[5] - 1)];
@@ -243,6 +249,7 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
     case GELU: return k.gelu(x + begin, y + begin, n);
     case GATED_GELU: return k.gated_gelu(x + begin, at(v[1], row) + begin, y + begin, n);
     case GATED_SILU: return k.gated_silu(x + begin, at(v[1], row) + begin, y + begin, n);
+    case GATED_RELU: return k.gated_relu(x + begin, at(v[1], row) + begin, y + begin, n);
     case GATED_SIGMOID: {
       const float* gate = x;
       if (v[0].width > 1) return k.gated_sigmoid(gate, at(v[1], row), y, v.back().width);

@@ -27,7 +27,8 @@ enum Code : int {
   LINEAR, ATTENTION, EXPERTS, GATHER, DELTA,
   GATED_CLAMPED = 25,  // only what experts' gate and value go through
   BLOCK_CONV = 26,
-  CONVOLVE = 27
+  CONVOLVE = 27,
+  GATED_RELU = 28  // of one row, too
 };
 
 struct Value {  // `width` columns of a buffer, from `column`

@@ -49,6 +49,9 @@ static void gated_clamped(const float* x, const float* z, float* y, int64_t n) {
     return a / (one + vexp(a * -1.702f)) * (b + one);
   });
 }
+static void gated_relu(const float* x, const float* z, float* y, int64_t n) {  // what is no number stays none
+  each2(x, z, y, n, [](V a, V b) { return vmax(V{}, a) * b; });
+}
 static void gated_sigmoid(const float* x, const float* z, float* y, int64_t n) {
   each2(x, z, y, n, [](V a, V b) { return b / (broadcast(1.0f) + vexp(-a)); });
 }
@@ -76,6 +79,15 @@ static void low_rank(const LowRankArgs& c) {
       store_at(c.y, o, c.end, sum);
     }
   }
+}
+
+static void center(const float* x, float* y, int64_t n) {
+  V s[4] = {};
+  for (int64_t i = 0; i < n; i += 4 * L)
+    for (int j = 0; j < 4; ++j)
+      if (i + j * L < n) s[j] += load_at(x, i + j * L, n);
+  const float mean = reduce((s[0] + s[1]) + (s[2] + s[3])) / static_cast<float>(n);
+  each(x, y, n, [mean](V a) { return a - mean; });
 }
 
 static void norm(const float* x, const float* weight, float* y, int64_t width, int groups, float eps) {

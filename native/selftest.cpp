@@ -136,6 +136,7 @@ void check_attention(int rows, int heads, int d, int w, int last, int span, bool
   std::vector<float> sinks(heads);
   for (float& v : sinks) v = 2 * normal();
   if (rows == 5) a.sinks = sinks.data();
+  if (rows == 3) a.cap = 2;
   a.q = q.data(), a.out = out.data(), a.q_stride = heads * d, a.out_stride = heads * w;
   a.rows = rows, a.heads = heads, a.groups = 1, a.kv_head = 1, a.last = last, a.span = span;
   std::vector<float> room(MOST_QUERIES * w);
@@ -160,6 +161,7 @@ void check_attention(int rows, int heads, int d, int w, int last, int span, bool
       int64_t at = ((table[j / 16] * 16 + j % 16) * 2 + 1) * d;
       double score = 0;
       for (int i = 0; i < d; ++i) score += static_cast<double>(q[n * d + i]) * keys[at + i];
+      if (a.cap > 0) score = a.cap * std::tanh(score / a.cap);
       double e = std::exp(score);
       total += e;
       for (int i = 0; i < w; ++i) sum[i] += e * values[at + i];

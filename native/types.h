@@ -122,6 +122,7 @@ struct AttentionArgs {  // `rows` rows at consecutive positions of a sequence, `
   int64_t last, span;  // the first row sees keys max(0, last - span)..last-1, each further row one key further
   int64_t reach;       // all rows see keys up to reach-1, too
   const float* sinks;  // by head, the score of a key without a value that each row sees, too; may be null
+  float cap;           // scores become cap * tanh(score / cap); 0: they stay
   float* room;         // `attention_room` floats of this thread
   float* partial;      // null, or one segment only is computed: to [query][2 + columns of a value], highest score and sum before the values
   int64_t segment;     // which, that is keys segment * SEGMENT..
@@ -140,6 +141,8 @@ struct DeltaArgs {  // one value head of linear attention over a run of rows of 
   const float* recent;  // what earlier rows hold, qkv, b and a [most][width], each at position % most
   int64_t most, width;
   const float *conv, *dt_bias, *decay;  // [kernel][channels], [heads], [heads]
+  const float *conv_bias, *skip;  // [channels], [heads]; null where there is none
+  bool plain;                     // Mamba 2, see delta.h
   int64_t kernel, channels, head, heads;
   int64_t q_column, k_column, v_column, key_dim, value_dim;
   float* state;  // [key_dim][value_dim]
@@ -185,6 +188,7 @@ struct Kernels {
   void (*delta_rule)(const DeltaArgs&);
   // y[o] += sum over k < rank of factor * (a[k] . x) * b[k][o] for o in [begin, end); a [rank][in], b [rank][out]
   void (*low_rank)(const LowRankArgs&);
+  void (*center)(const float* x, float* y, int64_t n);  // x less its mean
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
   void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int64_t rotated,
                  float factor, int32_t position);  // the first `rotated` columns of each head, times factor
@@ -196,6 +200,7 @@ struct Kernels {
   void (*gated_gelu)(const float*, const float*, float* y, int64_t n);
   void (*gated_silu)(const float*, const float*, float* y, int64_t n);
   void (*gated_clamped)(const float*, const float*, float* y, int64_t n);
+  void (*gated_relu)(const float*, const float*, float* y, int64_t n);
   void (*gated_sigmoid)(const float*, const float*, float* y, int64_t n);
   void (*softcap)(const float*, float cap, float* y, int64_t n);
   void (*softmax)(const float*, float* y, int64_t n);

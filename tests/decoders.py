@@ -77,6 +77,14 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             SLIDING: {"rope_type": "default", "rope_theta": 1e4},
         },
     }),
+    "gemma2": ("Gemma2", {
+        "sliding_window": WINDOW, "head_dim": 16, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+    }),
+    "cohere2": ("Cohere2", {
+        "hidden_size": 64, "sliding_window": WINDOW, "layer_types": [SLIDING, FULL, SLIDING, FULL], "logit_scale": 0.3,
+        "tie_word_embeddings": True, "pad_token_id": 0,
+    }),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0}),
     "olmo2": ("Olmo2", {"num_key_value_heads": 4, "pad_token_id": 0}),
     "olmo3": ("Olmo3", {
@@ -148,6 +156,20 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": [FULL] * 4, "num_local_experts": 0, "mamba_n_heads": 8, "shared_intermediate_size": 40,
         "pad_token_id": 0, "attention_multiplier": 0.2,
     }),
+    "granite4-h": ("GraniteMoeHybrid", {
+        "layer_types": [LINEAR, FULL, LINEAR, LINEAR], "num_local_experts": 0, "mamba_n_heads": 8, "mamba_d_state": 24,
+        "mamba_n_groups": 2, "shared_intermediate_size": 40, "pad_token_id": 0, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7,
+    }),
+    "nemotron-h": ("NemotronH", {
+        "num_hidden_layers": 6, "layer_types": [LINEAR, "mlp", LINEAR, FULL, "mlp", LINEAR], "mamba_num_heads": 8,
+        "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "head_dim": 16, "pad_token_id": 0,
+    }),
+    "granite4-h-moe": ("GraniteMoeHybrid", {
+        "layer_types": [LINEAR, LINEAR, FULL, LINEAR], "num_local_experts": 6, "mamba_n_heads": 6, "mamba_d_state": 16,
+        "mamba_conv_bias": False, "shared_intermediate_size": 40, "intermediate_size": 24, "pad_token_id": 0,
+        "num_experts_per_tok": 2, "mamba_d_conv": 3, "mamba_proj_bias": True,
+    }),
 }  # fmt: skip
 
 
@@ -162,7 +184,7 @@ def build_decoder(name: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     config = made(**copy.deepcopy(SIZES | fields | changes))
     model = finish(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
     if LINEAR in (getattr(config, "layer_types", None) or ()):
-        _hybrid(model)
+        _hybrid(model, kind.startswith("Qwen"))
         model.save_pretrained(folder)
     write_letters(folder)
     return model
@@ -190,10 +212,10 @@ def write_letters(folder: Path) -> None:
 
 
 @torch.no_grad()
-def _hybrid(model: PreTrainedModel) -> None:
-    """Norms hold what is added to 1; some heads remember for long, others for a moment."""
+def _hybrid(model: PreTrainedModel, shifted: bool) -> None:
+    """`shifted`: norms hold what is added to 1. Some heads remember for long, others for a moment."""
     for name, tensor in model.named_parameters():
-        if name.endswith("norm.weight") and "linear_attn" not in name:
+        if shifted and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor.sub_(1.0)
         if name.endswith("A_log"):
             tensor.uniform_(-5, 0)

@@ -188,4 +188,7 @@ def _odd(target: DecoderTarget) -> bool:
     """Whether a layer is of another kind."""
     config = target.config
     plain = all(isinstance(x.attention, Attention) and x.attention.window is None for x in target.layers)
-    return not plain or config.gated or config.rotated is not None or target.readable < target.vocab_size
+    other = (
+        config.gated or config.centered or config.attention_softcap is not None or config.softcap is not None
+    )
+    return not plain or other or config.rotated is not None or target.readable < target.vocab_size

@@ -294,9 +294,9 @@ def test_a_range_without_an_end(
 def test_info_says_what_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gemma2"}', encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}', encoding="utf-8")
     assert call(monkeypatch, "info", str(tmp_path)) == 3
-    assert "gemma2" in capsys.readouterr().err
+    assert "gemma3n" in capsys.readouterr().err
 
 
 def test_what_is_lossy_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

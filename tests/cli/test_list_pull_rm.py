@@ -135,11 +135,11 @@ def test_pull_fetches_the_model_and_the_drafter_published_for_it(
 def test_pull_refuses_what_cannot_run_before_any_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gemma2"}', encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}', encoding="utf-8")
     monkeypatch.setattr("paceline.hub.resolve.outline", lambda found, scratch, text: tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", mock.Mock(side_effect=AssertionError))
     assert call(monkeypatch, "pull", "org/old") == 3
-    assert "gemma2" in capsys.readouterr().err
+    assert "gemma3n" in capsys.readouterr().err
 
 
 def test_a_model_whose_drafter_cannot_be_fetched_is_told_of(

@@ -45,16 +45,27 @@ SAID = [
     for n in DECODERS
     if n not in ("qwen3-biases", "qwen3-moe-mixed")
     and not n.startswith(
-        ("deepseek", "glm4-moe", "glm4-norms", "glm4-flash", "qwen3_5", "qwen3_next", "granite4", "muse")
+        (
+            "deepseek",
+            "glm4-moe",
+            "glm4-norms",
+            "glm4-flash",
+            "qwen3_5",
+            "qwen3_next",
+            "granite4",
+            "muse",
+            "nemotron",
+        )
     )
-    and n not in ("lfm2-biases", "ernie4_5-biases", "ernie4_5-moe")
+    and n not in ("lfm2-biases", "ernie4_5-biases")
 ]
 
 
 # variants of the tests in tests/models that the architecture of GGUF cannot say, as it can say them
 AS_GGUF: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16}, "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
-    "qwen2-moe": {"mlp_only_layers": []},
+    "qwen2-moe": {"mlp_only_layers": []}, "gemma2": {"query_pre_attn_scalar": 16},
+    "ernie4_5-moe": {"moe_layer_end_index": -1},
 }  # fmt: skip
 
 
@@ -90,8 +101,8 @@ def test_a_folder_as_gguf_has_its_values_and_its_tokens(name: str, tmp_path: Pat
     written = write_gguf(folder, file, "f32")
     one, other = values(folder), values(file)
     assert one.keys() == other.keys()
-    for key in one:  # Gemma 3's norms are stored with 1 added
-        assert torch.allclose(one[key], other[key], rtol=0, atol=1e-6 if name == "gemma3" else 0), key
+    for key in one:
+        assert torch.allclose(one[key], other[key], rtol=0, atol=1e-6 if name in SHIFTED else 0), key
     assert Tokenizer.load(file).encode("a b") == Tokenizer.load(folder).encode("a b")
     assert written.nbytes == file.stat().st_size
     assert bool(written.notes) == (
@@ -102,10 +113,12 @@ def test_a_folder_as_gguf_has_its_values_and_its_tokens(name: str, tmp_path: Pat
 
 PLAIN = [
     "gemma3", "smollm3", "olmo3", "granite", "ministral3", "glm4", "phi4-mini", "lfm2", "seed-oss", "exaone4", "ernie4_5",
+    "gemma2", "cohere2",
 ]  # fmt: skip
 ARCHS = {name: name for name in PLAIN} | {
     "olmo3": "olmo2", "ministral3": "mistral3", "phi4-mini": "phi3", "seed-oss": "seed_oss",
 }  # fmt: skip
+SHIFTED = ("gemma2", "gemma3")  # norms are stored with 1 added
 PAIRED = ("smollm3", "granite", "ministral3")
 
 
@@ -127,7 +140,7 @@ def test_names_and_rows_are_those_of_llama_cpp(name: str, tmp_path: Path) -> Non
                 data, config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
             )
         data = data.squeeze(1) if "conv.conv" in key else data
-        expected[wanted] = data + 1 if name == "gemma3" and key.endswith("norm.weight") else data
+        expected[wanted] = data + 1 if name in SHIFTED and key.endswith("norm.weight") else data
     factors = {
         "rope_factors_long.weight": LONG["long_factor"],
         "rope_factors_short.weight": LONG["short_factor"],
@@ -136,6 +149,23 @@ def test_names_and_rows_are_those_of_llama_cpp(name: str, tmp_path: Path) -> Non
     assert file.tensors.keys() == expected.keys()
     for key, data in expected.items():
         assert np.array_equal(file.floats(key), data), key
+
+
+def test_granite_4_is_written_as_the_granite_that_llama_cpp_makes_of_it(tmp_path: Path) -> None:
+    folder, file, back = tmp_path / "hf", tmp_path / "m.gguf", tmp_path / "back"
+    decoder("granite4", folder)
+    write_gguf(folder, file, "f32")
+    one, other = values(folder), values(file)
+    for i in range(4):
+        halves = one.pop(f"layers.{i}.mlp.gate_up_proj.weight").chunk(2)
+        for name, half in zip(("gate", "up"), halves, strict=True):
+            assert torch.equal(other.pop(f"layers.{i}.mlp.{name}_proj.weight"), half)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert text(file) == text(folder)
+    write_folder(file, back, "f32")
+    assert read_config(back)["model_type"] == "granite"
+    assert text(back) == text(folder)
 
 
 def test_how_to_sample_goes_along(tmp_path: Path) -> None:
@@ -267,6 +297,7 @@ FOLDERS = [
     "lfm2-moe",
     "mixtral",
     "qwen2-moe",
+    "ernie4_5-moe",
     "gpt-oss",
     "llama3",
     "llama-tied-biases",
@@ -324,6 +355,9 @@ def test_a_folder_from_a_file_is_written_in_parts(tmp_path: Path, monkeypatch: p
     [
         ("qwen3-biases", ConfigError, "architecture qwen3 has no place for layers.0.self_attn"),
         ("deepseek", UsageError, "is a deepseek_v3, of which no GGUF files are written: it runs as it is"),
+        ("gemma2", LoadError, "gemma2 cannot say attention_scale=.*: run the folder"),
+        ("ernie4_5-moe", LoadError, "ernie4_5-moe cannot say sparse=.*: run the folder"),
+        ("granite4-nope", LoadError, "granite cannot say unturned=.*: run the folder"),
         ("gemma3", LoadError, "gemma3 cannot say attention_scale=.*: run the folder"),
         ("smollm3", LoadError, "smollm3 cannot say unturned=.*: run the folder"),
         ("lfm2-biases", ConfigError, "architecture lfm2 has no place for layers.0.conv"),

@@ -23,7 +23,10 @@ TEMPLATES = {
     "Granite": (F_ + "granite_3_3",), "Phi-3": (F_ + "phi3",), "gpt-oss": (F_ + "gptoss",),
     "DeepSeek-V3": (F_ + "deepseekv3", F_ + "deepseek_v3_1"), "GLM-4-MoE": (F_ + "glm4moe", F_ + "glm4_7"),
     "Qwen3.5": (F_ + "qwen3_5_think",), "LFM2": (F_ + "lfm2",), "LFM2.5": (F_ + "lfm2_5",),
-    "Seed-OSS": (F_ + "seed_oss",), "Granite 4": (F_ + "granite_4",),
+    "Seed-OSS": (F_ + "seed_oss",), "Granite 4": (F_ + "granite_4",), "GLM-4.7-Flash": (F_ + "glm4_7",),
+    "Qwen3.6": (F_ + "qwen3_6",), "Qwen3.8": (F_ + "qwen3_8",), "Gemma 2": (F_ + "gemma2",),
+    "Cohere 2": (F_ + "command_r7b",), "Muse Glimmer": (F_ + "muse_glimmer",),
+    "Nemotron-H": (F_ + "nemotron_nano_v2",),
 }  # fmt: skip
 
 

@@ -111,6 +111,13 @@ def test_every_keep_leaves_what_was_never_drafted(begin: int, k: int, target: Gr
         assert all(bool(layer.abs().sum() > 0) for layer in state)
 
 
+@pytest.mark.parametrize("name", ["granite4-h", "granite4-h-moe"])
+def test_so_does_mamba(name: str, tmp_path: Path) -> None:
+    build_decoder(name, tmp_path)
+    made = load_target(tmp_path, runner=native.NativeRunner(2))
+    test_every_keep_leaves_what_was_never_drafted(13, 4, made)
+
+
 def test_bits_depend_on_neither_cuts_nor_threads_nor_neighbours(target: GraphTarget, folder: Path) -> None:
     text = text_of()
     expected, _ = plain(target, text)

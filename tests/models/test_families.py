@@ -88,6 +88,7 @@ def worst_of(theirs: Any, target: GraphTarget, chunk: int = 7) -> float:
 
 
 INT8 = ("llama", "mistral-window", "qwen2-window", "qwen3-biases", "qwen3_5", "qwen3_next", "gemma3", "smollm3", "olmo3",
+        "gemma2", "cohere2",
         "granite", "glm4-moe", "glm4-yarn", "phi3", "ministral3", "gpt-oss")  # fmt: skip
 
 
@@ -261,10 +262,19 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "glm flash layers": ("glm4-flash", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
                          "is not dense for the first of 4 layers"),
     "muse text": ("muse-glimmer", {"text_config": None}, "config.json has no text_config"),
-    "cohere 2": ("llama", {"model_type": "cohere2"}, "is Cohere 2, whose norms subtract the mean of a row, which"),
-    "nemotron h": ("llama", {"model_type": "nemotron_h"}, "is a Nemotron-H, whose layers of Mamba 2"),
-    "granite mamba": ("granite4", {"layer_types": ["mamba", "attention"] * 2}, "layers of Mamba are not run"),
-    "granite experts": ("granite4", {"num_local_experts": 8}, "num_local_experts=8 is not supported: experts"),
+    "gemma2 act": ("gemma2", {"hidden_activation": "relu"}, "uses gelu_pytorch_tanh"),
+    "gemma2 cap": ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0, not a number"),
+    "gemma2 kinds": ("gemma2", {"layer_types": ["full_attention"]}, "must name 4 layers"),
+    "cohere2 norms": ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True is not supported"),
+    "cohere2 kinds": ("cohere2", {"layer_types": ["full_attention"]}, "must name 4 layers"),
+    "nemotron experts": ("nemotron-h", {"layers_block_type": ["mamba", "moe", "attention"]}, "without experts"),
+    "nemotron groups": ("nemotron-h", {"n_groups": 3}, "8 Mamba heads are no 3 groups"),
+    "nemotron act": ("nemotron-h", {"mlp_hidden_act": "silu"}, "uses relu2"),
+    "granite kinds": ("granite4", {"layer_types": ["mamba", "rwkv"] * 2}, "must name 4 layers, each attention or"),
+    "granite no attention": ("granite4", {"layer_types": ["mamba"] * 4}, "some of them attention"),
+    "granite mamba": ("granite4-h", {"mamba_n_heads": 7}, "do not make a width of 96"),
+    "granite steps": ("granite4-h", {"time_step_limit": [0.001, 0.1]}, "time_step_limit=.* is not supported"),
+    "granite experts": ("granite4-h-moe", {"num_experts_per_tok": 8}, "num_experts_per_tok=8 of only 6 experts"),
     "deepseek 2": ("deepseek", {"model_type": "deepseek_v2"}, "'deepseek_v2' is unknown as a target"),
 }  # fmt: skip
 

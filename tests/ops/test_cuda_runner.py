@@ -12,6 +12,7 @@ import torch
 import interpreted  # noqa: F401
 from checkpoints import VOCAB
 from decoders import build_decoder
+from dflash2_files import build_dflash2
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.forecast import shapes
@@ -21,7 +22,7 @@ from paceline.kv.layout import LayerKV, Layout
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes
 from paceline.models.families.gemma4.config import parse_assistant, parse_gemma
 from paceline.models.families.gemma4.target import GemmaTarget, target_shapes
-from paceline.models.registry import load_target
+from paceline.models.registry import load_network, load_target
 from paceline.ops.base import Experts, Growth, Weight
 from paceline.ops.cuda import runner as runners
 from paceline.ops.cuda import selftest, shape
@@ -166,10 +167,13 @@ def test_experts_of_few_rows_and_of_many(kind, width, inner, activation):
         "gpt-oss",
         "lfm2-moe",
         "ernie4_5-moe",
+        "gemma2",
+        "cohere2",
     ],
 )
 def test_other_families_give_what_plain_torch_gives(name, tmp_path):
-    changes = {"layer_types": ["conv", "full_attention"]} if name.startswith("lfm2") else {}
+    first = {"lfm2-moe": "conv", "cohere2": "sliding_attention"}.get(name)
+    changes = {} if first is None else {"layer_types": [first, "full_attention"]}
     build_decoder(name, tmp_path, num_hidden_layers=2, **changes)
     runner, notes = cuda_runner()
     target = load_target(tmp_path, runner=runner)
@@ -181,9 +185,11 @@ def test_other_families_give_what_plain_torch_gives(name, tmp_path):
 
 @pytest.mark.parametrize("few", [4, 1])
 @pytest.mark.parametrize(
-    "sinks", [None, [0.0, -300.0, 2.0, 300.0, 1.0, -1.0, 0.5, 5.0]], ids=["plain", "sinks"]
+    ("sinks", "cap"),
+    [(None, None), ([0.0, -300.0, 2.0, 300.0, 1.0, -1.0, 0.5, 5.0], None), (None, 1.5)],
+    ids=["plain", "sinks", "capped"],
 )
-def test_heads_of_one_key_in_several_tiles_and_many_rows(monkeypatch, sinks, few):
+def test_heads_of_one_key_in_several_tiles_and_many_rows(monkeypatch, sinks, cap, few):
     """Tiles of two heads of four, and programs that go over all sections, as with many heads and long prompts."""
     monkeypatch.setattr(shape, "COLUMNS", 2)
     monkeypatch.setattr(shape, "FEW", few)
@@ -195,7 +201,7 @@ def test_heads_of_one_key_in_several_tiles_and_many_rows(monkeypatch, sinks, few
         q = ops.given("q", 8 * 16)
         if sinks is not None:
             return (ops.sink_attention(q, 0, None, torch.tensor(sinks)),)
-        return (ops.attention(q, 0, 8, None, True),)
+        return (ops.attention(q, 0, 8, None, True, softcap=cap),)
 
     found = []
     for runner in (EagerRunner(), cuda_runner()[0]):
@@ -214,6 +220,39 @@ def test_an_embedding_in_words(width):
     runner = CudaRunner(CPU, torch.float32, trusted=True)
     (found,) = runner.run(lambda ops: (ops.embed(ops.tokens(), weight, 2.0),), rows, None, {})
     torch.testing.assert_close(found, dequantize(weight, None, torch.float32)[[8, 2]] * 2)
+
+
+def test_a_convolution_over_a_block_stays_within_its_text():
+    """Three texts beside each other, of which two are neighbours in position; alone each has the same bits."""
+    generator = torch.Generator().manual_seed(6)
+    x, y, base = (torch.randn(*shape, generator=generator) for shape in ((7, 1056), (7, 12), (3, 12)))
+    weight = weight_of(torch.randn(9, 1056, generator=generator) / 32, "float32")  # its product lies in parts
+    positions, slots = [4, 5, 6, 4, 5, 6, 7], [1, 1, 1, 2, 2, 0, 0]
+
+    def graph(ops):
+        return (ops.block_conv(ops.given("y", 12), ops.linear(ops.given("x", 1056), weight), base),)
+
+    def run(runner, begin, end):
+        integers = (torch.tensor(values[begin:end], dtype=torch.int32) for values in (positions, slots))
+        starts = [at - begin for at in (0, 3, 5, 7) if begin <= at <= end]
+        rows = ForwardBatch(torch.zeros(end - begin, dtype=torch.int64), *integers, starts)
+        given = {"x": x[begin:end].contiguous(), "y": y[begin:end].contiguous()}
+        return runner.run(graph, rows, None, given)[0].clone()
+
+    runner, notes = cuda_runner()
+    whole = run(runner, 0, 7)
+    torch.testing.assert_close(whole, run(EagerRunner(), 0, 7), rtol=1e-5, atol=1e-5)
+    assert torch.equal(torch.cat([run(runner, *part) for part in ((0, 3), (3, 5), (5, 7))]), whole)
+    assert not notes
+
+
+def test_a_dflash2_drafter_has_a_kernel_for_everything(tmp_path):
+    build_decoder("llama", tmp_path / "target", num_hidden_layers=3)
+    build_dflash2(tmp_path / "drafter", hidden=48, vocab=VOCAB)
+    runner, notes = cuda_runner()
+    net = load_network(tmp_path / "drafter", load_target(tmp_path / "target", runner=runner))
+    runner.prepare(net.graphs)
+    assert not notes
 
 
 def test_queries_that_grow_with_their_position():
@@ -242,6 +281,20 @@ def test_what_has_no_kernel_runs_by_plain_torch_and_is_said():
     torch.testing.assert_close(found, dequantize(weight, None, torch.float32)[[8, 2]])
     assert "embedding in int4" in notes[0]
     assert "plain torch" in notes[0]
+
+
+def test_mamba_gives_what_plain_torch_gives(tmp_path):
+    build_decoder(
+        "granite4-h", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
+    runner, notes = cuda_runner()
+    target, text = load_target(tmp_path, runner=runner), [token % VOCAB for token in TEXT[:4]]
+    whole = written(target, [4], text)
+    torch.testing.assert_close(
+        whole, written(load_target(tmp_path, runner=EagerRunner()), [4], text), rtol=1e-4, atol=1e-4
+    )
+    assert torch.equal(written(target, [1, 2], text[:3]), whole[:3])
+    assert not notes
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])

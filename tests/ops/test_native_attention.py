@@ -176,6 +176,44 @@ def test_a_sink_takes_its_share_of_each_row(isa: str, window: int | None, packed
     assert native._extension().choose_isa("best")
 
 
+@pytest.mark.parametrize("isa", ["best", "avx2", "generic"])
+@pytest.mark.parametrize("window", [None, 90])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=packs)], ids=["float32", "packed"])
+def test_scores_are_capped(isa: str, window: int | None, packed: bool) -> None:
+    """Against float64; scores far past the cap and near 0, row by row the same bits."""
+    kind, width = "sliding_attention" if window else "full_attention", 32
+    if not native._extension().choose_isa(isa) or (packed and not native.bf16_dot()):
+        native._extension().choose_isa("best")
+        pytest.skip(f"not with {isa}")
+    cache, rows = filled(Layout((LayerKV(kind, 2, width),), {kind: window}), packed)
+    q = torch.randn(rows.count, 8 * width) * torch.tensor([0.01, 0.3, 1.0, 5.0]).repeat_interleave(2 * width)
+    runner = native.NativeRunner(2)
+
+    def run(rows: ForwardBatch, q: torch.Tensor, cap: float | None = 2.0) -> torch.Tensor:
+        def graph(ops: Ops) -> tuple[Value, ...]:
+            return (ops.attention(ops.given("q", 8 * width), 0, 8, window, True, softcap=cap),)
+
+        return runner.run(graph, rows, cache, {"q": q})[0].clone()
+
+    got = run(rows, q)
+    exact = ReferenceOps(rows, cache, {}, torch.float64)
+    want = exact.attention(q.double(), 0, 8, window, True, softcap=2.0)
+    bounds = {"rtol": 0.0, "atol": 0.03} if packed else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(got.double(), want, **bounds)
+    assert float((run(rows, q, None) - got).abs().max()) > 1.0
+    for size in (1, 5):
+        native.set_threads(1 + size % 2)
+        pieces = [
+            run(part(rows, at, min(at + size, rows.count)), q[at : at + size].contiguous())
+            for at in range(0, rows.count, size)
+        ]
+        assert torch.equal(torch.cat(pieces), got), size
+    q[5] = float("nan")
+    assert run(rows, q)[5].isnan().all()
+    native.set_threads(2)
+    assert native._extension().choose_isa("best")
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("counts", [(1, 7), (7, 1), (3, 4), (1, 1), (17, 2)])
 def test_texts_of_uneven_rows_share_the_threads(kv_heads: int, counts: tuple[int, int]) -> None:

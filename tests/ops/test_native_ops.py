@@ -107,6 +107,7 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
     "gelu": lambda ops, x, y: ops.gelu(x),
     "gated_gelu": lambda ops, x, y: ops.gated(x, y, "gelu"),
     "gated_silu": lambda ops, x, y: ops.gated(x, y, "silu"),
+    "gated_relu": lambda ops, x, y: ops.gated(x, y, "relu"),
     "bias": lambda ops, x, y: ops.linear(x, IDENTITY, BIAS),
     "experts": lambda ops, x, y: ops.moe(x, y, EXPERTS),
     "grouped experts": lambda ops, x, y: ops.moe(x, y, GROUPED),
@@ -116,6 +117,8 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
     "per head, beside": lambda ops, x, y: ops.per_head(ops.columns(x, 16, 64), HEADS[:3], ops.columns(y, 1, 7)),
     "softcap": lambda ops, x, y: ops.softcap(x, 30.0),
     "norm": lambda ops, x, y: ops.rms_norm(x, None, 1e-6),
+    "norm of slices": lambda ops, x, y: ops.rms_norm(x, BIAS, 1e-6, 4),
+    "layer norm": lambda ops, x, y: ops.layer_norm(x, BIAS, 1e-5),
     "head norm": lambda ops, x, y: ops.rms_norm(x, HEAD_NORM, 1e-6, 4),
     "rotary": lambda ops, x, y: ops.rotary(x, FREQUENCIES, 4),
     "part rotary": lambda ops, x, y: ops.rotary(x, FREQUENCIES[:5], 4, 1.3),
@@ -164,8 +167,8 @@ def test_row_op(name: str, scale: float) -> None:
     if "rotary" in name:  # the angle is rounded to float32 first, as transformers does
         want = EagerRunner().run(graph, rows, None, given)[0].double()
     least = (
-        want.abs().max().item() if "expert" in name or "per head" in name else scale
-    )  # sums of products, for which a row's size counts
+        want.abs().max().item() if "expert" in name or "per head" in name or "layer" in name else scale
+    )  # sums of products, or of a row, for which a row's size counts
     error = (got.double() - want).abs() / want.abs().clamp(min=least)
     assert error.max() < (
         3e-6 if name == "biased experts" else 1e-6

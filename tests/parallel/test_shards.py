@@ -27,7 +27,15 @@ from paceline.ops.base import Runner, Weight
 from paceline.ops.quantize import quantizer
 from paceline.ops.reference import EagerRunner
 
-DECODERS = ("llama-tied-biases", "mistral-window", "qwen2-window", "qwen3", "qwen3-moe-mixed", "gpt-oss")
+DECODERS = (
+    "llama-tied-biases",
+    "mistral-window",
+    "qwen2-window",
+    "qwen3",
+    "qwen3-moe-mixed",
+    "gpt-oss",
+    "cohere2",
+)
 TOKENS = torch.randint(0, VOCAB, (21,), generator=torch.Generator().manual_seed(3)).tolist()
 CUTS = [9, 1, 8, 3]
 

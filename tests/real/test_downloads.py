@@ -137,11 +137,11 @@ def big(folder: Path) -> None:
 
 def test_a_config_is_refused_before_anything_else_is_fetched(hub, tmp_path):
     folder = model(hub.root / "org" / "name")
-    edit(folder / "config.json", model_type="gemma2")
+    edit(folder / "config.json", model_type="gemma3n")
     for command in (("info", "org/name"), ("run", "hello", "--target", "org/name")):
         done = paceline(hub, tmp_path, *command)
         assert done.returncode == 3, done.stderr
-        assert "is Gemma 2, which paceline does not run" in done.stderr
+        assert "is Gemma 3n, which paceline does not run" in done.stderr
     assert hub.sent < 20_000
     assert not [name for name, _ in hub.asked if name.endswith(("safetensors", "tokenizer.json"))]
 

@@ -208,7 +208,7 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("broken template", put("chat_template.jinja", "{% for %}"), "the model's chat template cannot be read"),
     ("template in latin-1", put("chat_template.jinja", b"\xe9"), "chat_template.jinja is not UTF-8 text"),
     # row 12: other models, and misspellings
-    ("gemma 2", config(model_type="gemma2"), "model_type 'gemma2' is Gemma 2, which paceline does not run"),
+    ("gemma 1", config(model_type="gemma"), "model_type 'gemma' is Gemma 1, which paceline does not run"),
     ("gemma 3n", config(model_type="gemma3n"), "is Gemma 3n, which paceline does not run"),
     ("gemma 5", config(model_type="gemma5_text"), "model_type 'gemma5_text' is unknown as a target: paceline runs"),
     ("misspelt", config(model_type="gemma4_txt"), "did you mean 'gemma4_text'?"),

@@ -18,12 +18,11 @@ from paceline.errors import LoadError
 from paceline.files import read_json
 
 OLDER = {
-    "gemma": "Gemma 1", "gemma2": "Gemma 2", "gemma3n": "Gemma 3n",
+    "gemma": "Gemma 1", "gemma3n": "Gemma 3n",
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
 NEWER = {
-    "qwen4_exp": "Qwen3.8-Flash-Next", "cohere2": "Cohere 2, whose norms subtract the mean of a row",
-    "nemotron_h": "a Nemotron-H, whose layers of Mamba 2 have states of their own",
+    "qwen4_exp": "Qwen3.8-Flash-Next",
     "deepseek_v4": "DeepSeek V4, with the DSpark modules in its own weights",
 }  # fmt: skip
 

@@ -39,7 +39,7 @@ Transform = Callable[[str, Weight], Weight]
 Rename = Callable[[str], str | None]  # what a tensor is called; None: it is not looked at
 
 WHOLE = "model.safetensors"
-PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "backbone.")
 MIDLAYER = "midlayer."  # how EAGLE-3 names its only layer
 # towers of other modalities, and the rotary frequencies that old versions of transformers stored
 SKIPPED = re.compile(

@@ -18,25 +18,35 @@ _LFM2 = {
 }  # fmt: skip
 _MIXTRAL = {"block_sparse_moe.": "mlp."}
 _GRANITE = {
+    "block_sparse_moe.router.layer.": "mlp.gate.", "block_sparse_moe.router.": "mlp.gate.",
+    "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
     "shared_mlp.input_linear.": "mlp.gate_up_proj.", "shared_mlp.output_linear.": "mlp.down_proj.",
 }  # fmt: skip
 _ERNIE = {
     "mlp.moe_statics.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
     "mlp.gate.moe_statics.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
 }
-_ALL = _LFM2 | _MIXTRAL | _GRANITE | _ERNIE
+_ALL = _GRANITE | _LFM2 | _MIXTRAL | _ERNIE
 _LAST_NORM = "embedding_norm.weight"  # LFM2's; it stands behind all layers
+_OUTSIDE = {
+    _LAST_NORM: "norm.weight",
+    "norm_f.weight": "norm.weight",
+    "embeddings.weight": "embed_tokens.weight",
+}
 _MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MATRIX = re.compile(r"(mlp\.(?:experts\.\d+\.)?)(w[123])(\..+)")
 _USUAL_MATRIX = re.compile(r"((?:feed_forward|block_sparse_moe)\.(?:experts\.\d+\.)?)(\w+_proj)(\..+)")
-FAMILIES: Mapping[str, Mapping[str, str]] = {"lfm2": _LFM2, "lfm2_moe": _LFM2, "mixtral": _MIXTRAL}
+FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "lfm2": _LFM2, "lfm2_moe": _LFM2, "mixtral": _MIXTRAL, "ernie4_5_moe": _ERNIE,
+}  # fmt: skip
 
 
 def usual(name: str) -> str:
     """The usual name of a tensor, itself where nobody spells it otherwise."""
     inside = _LAYER.fullmatch(name)
     if inside is None:
-        return "norm.weight" if name == _LAST_NORM else name
+        return _OUTSIDE.get(name, name)
     at, rest = inside.groups()
     for own, other in _ALL.items():
         if rest.startswith(own):

@@ -27,6 +27,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "granite": "granite", "ministral": "llama", "ministral3": "mistral3", "mistral3": "mistral3", "glm4": "glm4",
     "phi3": "phi3", "gpt_oss": "gpt-oss", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "mixtral": "llama",
     "qwen2_moe": "qwen2moe", "seed_oss": "seed_oss", "exaone4": "exaone4", "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe", "granitemoehybrid": "granite", "gemma2": "gemma2", "cohere2": "cohere2",
 }  # fmt: skip
 NO_ROTATION = 1e30
 Config = DecoderConfig | GemmaConfig | AssistantConfig
@@ -84,6 +85,7 @@ def not_said(config: Config, found: Config) -> list[str]:
     ):  # its clusters only save time
         return not_said(config.text, found.text)
     skipped = {"model_type", "eos_token_ids", "modalities", "bidirectional"}  # the last two are of pictures
+    skipped.add("fused")  # how matrices are stored
     if isinstance(config, DecoderConfig) and isinstance(found, DecoderConfig):
         skipped |= (
             {"max_len"} if architecture_of(config) in WINDOWED else {"max_len", "kinds", "window"}
@@ -112,6 +114,8 @@ def _decoder(config: DecoderConfig) -> Values:
         "rope.freq_base": config.rotary.theta,
     }
     out |= _scaling(config.rotary) | _particular(config)
+    if config.centered:  # another norm has another key
+        out["attention.layer_norm_epsilon"] = out.pop("attention.layer_norm_rms_epsilon")
     if config.query_growth:  # the multiplier says it, see conversion/mistral3.py of llama.cpp
         out.pop("rope.scaling.yarn_attn_factor", None)
     if config.moe is not None:
@@ -129,6 +133,7 @@ def _particular(config: DecoderConfig) -> Values:
         }
     if config.local_rotary is not None:
         out["rope.freq_base_swa"] = config.local_rotary.theta
+    out |= _capped(config) | _centered(config)
     if architecture_of(config) == "phi3":
         out = {"attention.sliding_window": config.window or 0}  # of all layers
         out["rope.scaling.original_context_length"] = int(
@@ -150,7 +155,9 @@ def _particular(config: DecoderConfig) -> Values:
         out["expert_shared_feed_forward_length"] = config.shared_expert
     if config.query_growth:
         out |= {"attention.temperature_scale": config.query_growth, "rope.scaling.yarn_log_multiplier": 1.0}
-    if config.model_type == "granite":
+    if architecture_of(config) == "ernie4_5-moe":
+        out |= _ernie(config)
+    if architecture_of(config) == "granite":
         out |= {
             "embedding_scale": config.embedding_scale,
             "attention.scale": config.attention_scale,
@@ -158,6 +165,28 @@ def _particular(config: DecoderConfig) -> Values:
             "logit_scale": 1.0 / config.logit_scale,
         }
     return out
+
+
+def _capped(config: DecoderConfig) -> Values:
+    """Where only one of both is capped, the file says neither, and it is refused."""
+    if config.attention_softcap is None or config.softcap is None:
+        return {}
+    return {"attn_logit_softcapping": config.attention_softcap, "final_logit_softcapping": config.softcap}
+
+
+def _centered(config: DecoderConfig) -> Values:
+    return {"logit_scale": config.logit_scale, "rope.scaling.type": "none"} if config.centered else {}
+
+
+def _ernie(config: DecoderConfig) -> Values:
+    assert config.moe is not None
+    sparse = sorted(config.sparse)
+    return {
+        "leading_dense_block_count": sparse[0] if sparse else len(config.kinds),
+        "interleave_moe_layer_step": sparse[1] - sparse[0] if len(sparse) > 1 else 1,
+        "expert_shared_count": config.shared_expert // config.moe.intermediate_size,
+        "expert_shared_feed_forward_length": config.shared_expert,
+    }
 
 
 def _scaling(rotary: Rotary) -> Values:

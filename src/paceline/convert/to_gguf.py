@@ -64,7 +64,7 @@ AT_LEAST_Q8 = ("token_embd.weight", "output.weight")  # they steer, and are a sm
 ELEMENTS = 32  # of a block of any of BLOCKS
 ALIGNMENT = 32
 PIECE = 1 << 22  # values that are converted at a time
-FULL_PRECISION = ("ffn_gate_inp", "shortconv.conv")  # small, and routers decide
+FULL_PRECISION = ("ffn_gate_inp", "shortconv.conv", "exp_probs_b")  # small, and routers decide
 CLUSTERS = "masked_embedding."
 
 

@@ -31,7 +31,7 @@ WeightKind = Literal[
     "q1_0", "q2_0",
 ]  # fmt: skip
 Activation = Literal["gelu", "silu"]  # gelu: the tanh approximation
-Gate = Literal["gelu", "silu", "sigmoid"]  # sigmoid: without the input itself as a factor
+Gate = Literal["gelu", "silu", "sigmoid", "relu"]  # sigmoid: without the input itself as a factor
 LIMIT, SLOPE = (
     7.0,
     1.702,
@@ -174,6 +174,11 @@ class DeltaRule:
     dt_bias: torch.Tensor  # [value heads]
     decay: torch.Tensor  # [value heads], below 0
     tiled: bool = False  # value head v reads key head v mod key_heads, not v // (value_heads / key_heads)
+    plain: bool = False  # Mamba 2, see `Ops.delta_rule`
+    conv_bias: torch.Tensor | None = None  # [columns]
+    skip: torch.Tensor | None = (
+        None  # [value heads], of plain ones: how much of v a row reads beside the state
+    )
 
 
 class Ops(Protocol):
@@ -195,7 +200,12 @@ class Ops(Protocol):
         ...
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
-        """x * (mean(x^2) + eps)^-1/2 * weight in float32, over each of `groups` equal slices of a row."""
+        """x * (mean(x^2) + eps)^-1/2 * weight in float32, over each of `groups` equal slices of a row. `weight`: of a
+        slice, the same for all, or of the whole row."""
+        ...
+
+    def layer_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value:
+        """(x - mean(x)) * (mean((x - mean(x))^2) + eps)^-1/2 * weight in float32: no bias."""
         ...
 
     def rotary(
@@ -222,13 +232,15 @@ class Ops(Protocol):
         window: int | None,
         sees_itself: bool,
         latent: int | None = None,
+        softcap: float | None = None,
     ) -> Value:
         """Softmax attention with scale 1 over the row's own sequence; query head h reads K/V head h // (heads/kv_heads).
 
         A row at position p sees keys j with j <= p and j > p - window (sees_itself=True, the target), or with
         j <= p - 1 and j >= p - 1 - window (sees_itself=False, the MTP drafter: committed keys only). None = unbounded.
         Where there is a window, rows of `ForwardBatch.media` with a reach see all keys before that, too.
-        `latent`: that of the layer; then a head's result is as wide.
+        `latent`: that of the layer; then a head's result is as wide. `softcap`: a score becomes
+        softcap * tanh(score / softcap) before the softmax.
         """
         ...
 
@@ -264,6 +276,9 @@ class Ops(Protocol):
         q, k and v are the silu of a convolution over rows; q and k have unit length. Of the state S [key_dim, value_dim]
         of a head: S *= exp(decay * softplus(a + dt_bias)); S += k (sigmoid(b) * (v - S^T k))^T; the row reads
         S^T q / key_dim^1/2.
+
+        A `plain` rule is that of Mamba 2, where q is called C, k is B, v is x, and a is dt: q and k keep their length,
+        S += k (softplus(a + dt_bias) * v)^T, and the row reads S^T q + skip * v. It does not read `b`.
         """
         ...
 

@@ -36,14 +36,15 @@ def operands(record: Record | None) -> Operands:
         case records.Bias():
             return Operands([record.vector])
         case records.Norm():
-            return Operands([record.groups, record.weight], record.eps)
+            return _norm(record)
         case records.Rotary():
             return _rotary(record)
         case records.Store():
             return Operands([record.layer])
         case records.Attention():
             window = -1 if record.window is None else record.window
-            return Operands([record.layer, record.heads, window, int(record.sees), record.sinks])
+            words: Words = [record.layer, record.heads, window, int(record.sees), record.sinks]
+            return Operands(words, record.softcap or 0.0)  # 0: scores stay
         case records.Delta():
             return _delta(record)
         case records.BlockConv():
@@ -70,6 +71,10 @@ def _adapt(record: records.Adapt) -> Operands:
     return Operands(words)
 
 
+def _norm(record: records.Norm) -> Operands:
+    return Operands([record.groups, record.weight, int(record.centered), int(record.own)], record.eps)
+
+
 def _rotary(record: records.Rotary) -> Operands:
     words: Words = [record.heads, record.frequencies, 2 * len(record.frequencies)]
     if record.growth is not None:
@@ -87,7 +92,8 @@ def _delta(record: records.Delta) -> Operands:
         rule.value_dim,
         len(rule.conv),
     ]
-    return Operands([*sizes, rule.conv, rule.dt_bias, rule.decay, int(rule.tiled)])
+    vectors: Words = [rule.conv, rule.dt_bias, rule.decay]
+    return Operands([*sizes, *vectors, int(rule.tiled), int(rule.plain), rule.conv_bias, rule.skip])
 
 
 def _route(record: records.Route) -> Operands:

@@ -80,16 +80,25 @@ class Reaches:
 
 
 def attend(
-    q: Tensor, kv: tuple[Tensor, Tensor], mask: Tensor, sinks: Tensor | None, exact: torch.dtype
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    mask: Tensor,
+    exact: torch.dtype,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Softmax attention with scale 1 of q [B, kv_heads, T, d], the softmax in `exact`; in pieces, so that a long prefill
-    does not need [T, S] at once. `sinks` [kv_heads, T, 1]: scores beside those of the keys that bring no value."""
+    does not need [T, S] at once. `sinks` [kv_heads, T, 1]: scores beside those of the keys that bring no value.
+    `softcap`: see `Ops.attention`."""
     k, v = kv
     piece = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))
     outs = []
     for start in range(0, q.shape[2], piece):
         rows = slice(start, start + piece)
-        scores = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(~mask[:, :, rows], float("-inf"))
+        scores = q[:, :, rows] @ k.transpose(-1, -2)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill(~mask[:, :, rows], float("-inf"))
         if sinks is not None:
             beside = sinks[:, rows].expand(len(scores), -1, -1, -1).to(scores.dtype)
             scores = torch.cat((scores, beside), dim=-1)

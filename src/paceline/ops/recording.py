@@ -21,7 +21,7 @@ from paceline.ops.records import Record, Sees
 
 
 class Code(IntEnum):
-    """Op codes, as in native/program.h. All before LINEAR work on one row."""
+    """Op codes, as in native/program.h. All before LINEAR work on one row, and GATED_RELU."""
 
     EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY = range(13)
     ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP, ADAPT, LINEAR, ATTENTION, EXPERTS, GATHER, DELTA = range(
@@ -31,10 +31,12 @@ class Code(IntEnum):
     GATED_CLAMPED = 25  # only what experts' gate and value go through
     BLOCK_CONV = 26  # reads rows before its own
     CONVOLVE = 27
+    GATED_RELU = 28  # works on one row, too
 
 
 GATED: Mapping[str, Code] = {
     "gelu": Code.GATED_GELU, "silu": Code.GATED_SILU, "sigmoid": Code.GATED_SIGMOID, "clamped": Code.GATED_CLAMPED,
+    "relu": Code.GATED_RELU,
 }  # fmt: skip
 
 
@@ -108,7 +110,11 @@ class RecordingOps:
         return self._note(Code.REDUCE, [y], [y.width])[0] if weight.partial else y
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
-        return self._note(Code.NORM, [x], [x.width], record=records.Norm(groups, weight, eps))[0]
+        own = groups > 1 and weight is not None and len(weight) == x.width
+        return self._note(Code.NORM, [x], [x.width], record=records.Norm(groups, weight, eps, own=own))[0]
+
+    def layer_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value:
+        return self._note(Code.NORM, [x], [x.width], record=records.Norm(1, weight, eps, centered=True))[0]
 
     def rotary(
         self,
@@ -133,10 +139,11 @@ class RecordingOps:
         window: int | None,
         sees_itself: bool,
         latent: int | None = None,
+        softcap: float | None = None,
     ) -> Value:
         width = q.width if latent is None else heads * latent
         sees = Sees.ITSELF if sees_itself else Sees.BEFORE
-        return self._attend(q, width, records.Attention(layer, heads, window, sees))
+        return self._attend(q, width, records.Attention(layer, heads, window, sees, softcap=softcap))
 
     def sink_attention(self, q: Value, layer: int, window: int | None, sinks: torch.Tensor) -> Value:
         record = records.Attention(layer, len(sinks), window, Sees.ITSELF, sinks.float())
@@ -262,7 +269,8 @@ def schedule(nodes: list[Node]) -> list[list[Node]]:
     def take(wanted: tuple[Code, ...] | None, most: int, chain: bool) -> None:
         step: list[Node] = []
         for node in left:
-            fits = node.code < Code.LINEAR if wanted is None else node.code in wanted
+            alone = node.code < Code.LINEAR or node.code is Code.GATED_RELU
+            fits = alone if wanted is None else node.code in wanted
             if fits and len(step) < most and waits[id(node)] <= done:
                 step.append(node)
                 if chain:

@@ -41,8 +41,10 @@ class Bias:
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
     groups: int
-    weight: Tensor | None  # [width]
+    weight: Tensor | None  # [width / groups], the same for all, or [width]
     eps: float
+    centered: bool = False  # of rows less their mean
+    own: bool = False  # a slice has weights of its own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +69,7 @@ class Attention:
     window: int | None  # keys that a row sees, None: all
     sees: Sees
     sinks: Tensor | None = None  # [heads] float32
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -158,7 +158,15 @@ class ReferenceOps:
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         wide = x.to(self._exact).view(x.shape[0], groups, -1)  # [N, groups, width / groups]
         weight = None if weight is None else weight.to(self._exact)
-        return F.rms_norm(wide, wide.shape[-1:], weight, eps).view(x.shape).to(x.dtype)
+        if weight is not None and len(weight) > wide.shape[2]:  # each slice has its own
+            normed = F.rms_norm(wide, wide.shape[-1:], None, eps) * weight.view(groups, -1)
+        else:
+            normed = F.rms_norm(wide, wide.shape[-1:], weight, eps)
+        return normed.view(x.shape).to(x.dtype)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide, weight = x.to(self._exact), weight.to(self._exact)
+        return F.layer_norm(wide, wide.shape[-1:], weight, eps=eps).to(x.dtype)
 
     def rotary(
         self, x: Tensor, inv_freq: Tensor, heads: int, factor: float = 1.0, growth: Growth | None = None
@@ -197,6 +205,8 @@ class ReferenceOps:
     def gated(self, gate: Tensor, up: Tensor, activation: Gate) -> Tensor:
         if activation == "sigmoid":
             return torch.sigmoid(gate) * up
+        if activation == "relu":
+            return F.relu(gate) * up
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def block_conv(self, x: Tensor, mix: Tensor, base: Tensor) -> Tensor:
@@ -252,10 +262,11 @@ class ReferenceOps:
         window: int | None,
         sees_itself: bool,
         latent: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         assert self.cache is not None
         assert latent == self.cache.layout.layers[layer].latent
-        return self._read(q, layer, heads, window, 0 if sees_itself else -1)
+        return self._read(q, layer, heads, window, 0 if sees_itself else -1, softcap=softcap)
 
     def sink_attention(self, q: Tensor, layer: int, window: int | None, sinks: Tensor) -> Tensor:
         return self._read(q, layer, len(sinks), window, 0, sinks)
@@ -271,6 +282,7 @@ class ReferenceOps:
         window: int | None,
         last: int | None,
         sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """`last`: the last key that a row sees, from its own position on; None: the last row's of its sequence."""
         assert self.cache is not None
@@ -288,7 +300,7 @@ class ReferenceOps:
         if sinks is not None:  # [kv_heads, T * group, 1]
             sinks = sinks.to(self._exact).view(spec.kv_heads, 1, group)
             sinks = sinks.expand(-1, longest, -1).flatten(1)[..., None]
-        out = attend(q, (k, v), reach.mask, sinks, self._exact)
+        out = attend(q, (k, v), reach.mask, self._exact, sinks, softcap)
         out = out.view(batch, spec.kv_heads, longest, group, spec.value_dim)
         return out.permute(0, 2, 1, 3, 4).reshape(batch * longest, heads * spec.value_dim)[back]
 
@@ -425,21 +437,28 @@ def recur(x: Tensor, state: Tensor, goal: int, rule: DeltaRule) -> tuple[Tensor,
     kernel, channels = rule.conv.shape
     count, heads, keys = len(x) - kernel + 1, rule.value_heads, rule.key_heads * rule.key_dim
     mixed = torch.stack([x[t : t + count, :channels] * rule.conv[t].to(x) for t in range(kernel)]).sum(0)
+    mixed = mixed if rule.conv_bias is None else mixed + rule.conv_bias.to(x)
     q, k, v = torch.split(F.silu(mixed), [keys, keys, channels - 2 * keys], dim=-1)
     head = torch.arange(heads)
     of = head % rule.key_heads if rule.tiled else head // (heads // rule.key_heads)
     q, k = (part.view(count, rule.key_heads, -1)[:, of] for part in (q, k))
-    q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
-    q, v = q * rule.key_dim**-0.5, v.view(count, heads, -1)
+    v = v.view(count, heads, -1)
+    if not rule.plain:
+        q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
+        q = q * rule.key_dim**-0.5
     b, a = torch.split(x[kernel - 1 :, channels:], heads, dim=-1)
-    rate = torch.sigmoid(b)  # [T, heads]
-    fade = torch.exp(rule.decay.to(x) * F.softplus(a + rule.dt_bias.to(x)))
+    step = F.softplus(a + rule.dt_bias.to(x))  # [T, heads]
+    rate = step if rule.plain else torch.sigmoid(b)
+    fade = torch.exp(rule.decay.to(x) * step)
+    skipped = None if rule.skip is None else v * rule.skip.to(x)[:, None]
     at_goal, reads = state, []
     for t in range(count):
         state = state * fade[t, :, None, None]
-        change = (v[t] - torch.einsum("hkv,hk->hv", state, k[t])) * rate[t, :, None]
+        known = 0.0 if rule.plain else torch.einsum("hkv,hk->hv", state, k[t])
+        change = (v[t] - known) * rate[t, :, None]
         state = state + k[t, :, :, None] * change[:, None]
-        reads.append(torch.einsum("hkv,hk->hv", state, q[t]).flatten())
+        read = torch.einsum("hkv,hk->hv", state, q[t])
+        reads.append((read if skipped is None else read + skipped[t]).flatten())
         if t + 1 == goal:
             at_goal = state
     return torch.stack(reads), at_goal

@@ -132,6 +132,30 @@ def _gemma3(keys: Keys) -> Config:
     }  # fmt: skip
 
 
+def _gemma2(keys: Keys) -> Config:
+    config = decoder(keys, "gemma2", "Gemma2ForCausalLM")
+    del config["hidden_act"]
+    count, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    return config | _windows(keys, count, 2) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        # as llama.cpp has it: the file does not say it, and 46 layers are those of the 27B
+        "query_pre_attn_scalar": config["hidden_size"] // heads if count == 46 else config["head_dim"],
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }  # fmt: skip
+
+
+def _cohere2(keys: Keys) -> Config:
+    config = decoder(keys, "cohere2", "Cohere2ForCausalLM")
+    del config["rms_norm_eps"]
+    return config | _windows(keys, config["num_hidden_layers"], 4) | {
+        "layer_norm_eps": keys.number("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": keys.number("logit_scale", 1.0),
+        "attention_bias": False,
+        "rotary_pct": _share(keys, config),
+    }  # fmt: skip
+
+
 def _smollm3(keys: Keys) -> Config:
     config = decoder(keys, "smollm3", "SmolLM3ForCausalLM")
     turned = [int((i + 1) % 4 != 0) for i in range(config["num_hidden_layers"])]  # llama.cpp knows no other
@@ -154,14 +178,77 @@ def _granite(keys: Keys) -> Config:
             f"{keys.model.path} is a Granite without rotary embeddings, which paceline does not run: use another file"
         )
     config = decoder(keys, "granite", "GraniteForCausalLM")
-    return config | {
-        "attention_bias": keys.has("blk.0.attn_q.bias"),
-        "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
+    return (
+        config
+        | {
+            "attention_bias": keys.has("blk.0.attn_q.bias"),
+            "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
+        }
+        | _multipliers(keys, int(config["head_dim"]))
+    )
+
+
+def _multipliers(keys: Keys, head_dim: int) -> Config:
+    return {
         "embedding_multiplier": keys.number("embedding_scale", 1.0),
-        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
+        "attention_multiplier": keys.number("attention.scale", head_dim**-0.5),
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "logits_scaling": keys.number("logit_scale", 1.0),
     }
+
+
+def _granitehybrid(keys: Keys) -> Config:
+    """Granite 4 with layers of Mamba: those that have no K/V heads."""
+    config = decoder(keys, "granitemoehybrid", "GraniteMoeHybridForCausalLM", sparse=True)
+    count, experts = config["num_hidden_layers"], keys.size("expert_count", 0)
+    kv_heads = keys.per_layer("attention.head_count_kv", count)
+    mlp = "blk.0.ffn_gate_shexp.weight" if experts else "blk.0.ffn_gate.weight"
+    return (
+        config
+        | {
+            "num_key_value_heads": max(kv_heads, default=0),
+            "layer_types": ["attention" if heads else "mamba" for heads in kv_heads],
+            "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", False) else "nope",
+            "shared_intermediate_size": keys.shape(mlp)[0],
+            "num_local_experts": experts,
+            "num_experts_per_tok": keys.size("expert_used_count", 0),
+            "mamba_n_heads": keys.size("ssm.time_step_rank"),
+            "mamba_n_groups": keys.size("ssm.group_count"),
+            "mamba_d_state": keys.size("ssm.state_size"),
+            "mamba_d_conv": keys.size("ssm.conv_kernel"),
+            "mamba_expand": keys.size("ssm.inner_size") // max(int(config["hidden_size"]), 1),
+            "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in keys.model.tensors),
+            "gguf_layout": True,  # see parse_granite
+        }
+        | _multipliers(keys, int(config["head_dim"]))
+    )
+
+
+def _nemotron_h(keys: Keys) -> Config:
+    """Layers are attention where they have K/V heads, MLPs where they have an inner width, else Mamba."""
+    config = decoder(keys, "nemotron_h", "NemotronHForCausalLM", sparse=True)
+    count = config["num_hidden_layers"]
+    kv_heads, widths = (
+        keys.per_layer(name, count) for name in ("attention.head_count_kv", "feed_forward_length")
+    )
+    heads = keys.size("ssm.time_step_rank")
+    return config | {
+        "num_key_value_heads": max(kv_heads, default=0),
+        "intermediate_size": max(widths, default=0),
+        "layers_block_type": [
+            "attention" if own else "mlp" if width else "mamba" for own, width in zip(kv_heads, widths, strict=True)
+        ],
+        "layer_norm_epsilon": config.pop("rms_norm_eps"),
+        "hidden_act": None,
+        "mlp_bias": any(name.endswith("ffn_up.bias") for name in keys.model.tensors),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": keys.size("ssm.inner_size") // max(heads, 1),
+        "n_groups": keys.size("ssm.group_count"),
+        "ssm_state_size": keys.size("ssm.state_size"),
+        "conv_kernel": keys.size("ssm.conv_kernel"),
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in keys.model.tensors),
+        "gguf_layout": True,  # see parse_granite
+    }  # fmt: skip
 
 
 def _mistral3(keys: Keys) -> Config:
@@ -341,6 +428,18 @@ def _ernie4_5(keys: Keys) -> Config:
     return decoder(keys, "ernie4_5", "Ernie4_5ForCausalLM") | {"use_bias": False}
 
 
+def _ernie4_5_moe(keys: Keys) -> Config:
+    return decoder(keys, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM") | {
+        "use_bias": False,
+        "moe_num_experts": keys.size("expert_count"),
+        "moe_k": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.size("expert_shared_count", 0),
+        "moe_layer_start_index": keys.size("leading_dense_block_count", 0),
+        "moe_layer_interval": keys.size("interleave_moe_layer_step", 1),
+    }
+
+
 def _eagle3(keys: Keys) -> Config:
     """An EAGLE-3 drafter, as its original config.json has it."""
     taps, rows = keys.get("target_layers"), "output.weight"
@@ -415,10 +514,11 @@ def _path_selector(keys: Keys, config: Config) -> Config:
 
 DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
-    "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
+    "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite, "granitehybrid": _granitehybrid,
+    "nemotron_h": _nemotron_h,
     "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
     "qwen2moe": _qwen2moe, "lfm2": _lfm2, "lfm2moe": _lfm2moe, "seed_oss": _seed_oss, "exaone4": _exaone4,
-    "ernie4_5": _ernie4_5,
+    "ernie4_5": _ernie4_5, "ernie4_5-moe": _ernie4_5_moe, "gemma2": _gemma2, "cohere2": _cohere2,
     "gpt-oss": _gpt_oss, "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
     EAGLE3.gguf: _eagle3, DFLASH.gguf: _dflash,
 }  # fmt: skip

@@ -73,6 +73,21 @@ _DELTA = {  # of linear attention, see models/layers/delta_net.py
     "ssm_out.weight": "linear_attn.out_proj.weight",
     "attn_norm.weight": "input_layernorm.weight", "post_attention_norm.weight": "post_attention_layernorm.weight",
 }  # fmt: skip
+_MAMBA = {  # see models/layers/mamba.py
+    "ssm_in.weight": "mamba.in_proj.weight", "ssm_conv1d.weight": "mamba.conv1d.weight",
+    "ssm_conv1d.bias": "mamba.conv1d.bias", "ssm_dt.bias": "mamba.dt_bias", "ssm_a": "mamba.A_log", "ssm_d": "mamba.D",
+    "ssm_norm.weight": "mamba.norm.weight", "ssm_out.weight": "mamba.out_proj.weight",
+}  # fmt: skip
+_ONE_PART = {name: to.replace("self_attn.", "mixer.") for name, to in _ATTENTION.items()} | {
+    name: to.replace("mamba.", "mixer.") for name, to in _MAMBA.items()
+} | {
+    f"ffn_{name}.{end}": f"mixer.{name}_proj.{end}" for name in ("up", "down") for end in ("weight", "bias")
+} | {"attn_norm.weight": "norm.weight"}  # fmt: skip
+_HALVED_MLP = {  # stored as one in checkpoints; beside experts, too
+    "ffn_gate.weight": "mlp.gate_up_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight", "ffn_gate_shexp.weight": "mlp.gate_up_proj.weight",
+    "ffn_up_shexp.weight": "mlp.gate_up_proj.weight", "ffn_down_shexp.weight": "mlp.down_proj.weight",
+}  # fmt: skip
 _DELTA_NEXT = _DELTA | {"ssm_ba.weight": "linear_attn.in_proj_ba.weight"}
 _ROUTED = _EXPERTS | {
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
@@ -184,10 +199,14 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
             "post_attention_norm.weight": "post_attention_layernorm.weight",
         },
     ),
+    "gemma2": (_TOP, _ATTENTION | _MLP | _AROUND),
     "gemma3": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AROUND),
+    "cohere2": (_TOP, _ATTENTION | _MLP | {"attn_norm.weight": "input_layernorm.weight"}),
     "smollm3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "olmo2": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
     "granite": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
+    "granitehybrid": (_TOP, _ATTENTION | _HALVED_MLP | _EXPERTS | _MAMBA | _TWO_NORMS),
+    "nemotron_h": (_TOP, _ONE_PART),
     EAGLE3.gguf: (_EAGLE_TOP, _ATTENTION | _MLP | _TWO_NORMS | {"attn_norm_2.weight": "hidden_norm.weight"}),
     DFLASH.gguf: (_DFLASH_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS | _CONVOLUTIONS),
     "mistral3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
@@ -226,6 +245,7 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     ),
     "exaone4": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
     "ernie4_5": (_TOP, _ATTENTION | _BIASES | _MLP | _TWO_NORMS),
+    "ernie4_5-moe": (_TOP, _ATTENTION | _MLP | _ROUTED | _TWO_NORMS),
     "phi3": (_TOP, _FUSED_ATTENTION | _FUSED_MLP | _TWO_NORMS),
     "gemma4": (_GEMMA_TOP, _GEMMA),
     "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
@@ -238,12 +258,19 @@ _PAIRED = (
     "llama",
     "smollm3",
     "granite",
+    "granitehybrid",
+    "nemotron_h",
     "mistral3",
 )  # q and k are stored with rotated pairs side by side
-_SHIFTS = {"gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
+# matrices of a checkpoint whose halves, one upon the other, files have as two
+_HALVES = {"granite": {"mlp.gate_up_proj.weight": ("ffn_gate.weight", "ffn_up.weight")}}
+_ROW_BIAS = {"ernie4_5-moe": "mlp.gate.e_score_correction_bias"}  # a row of a matrix in checkpoints
+_SHIFTS = {"gemma2": 1.0, "gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
 NVFP4 = "NVFP4"
 WINDOWED = (
+    "gemma2",
     "gemma3",
+    "cohere2",
     "olmo2",
     "phi3",
     "gpt-oss",
@@ -281,6 +308,8 @@ def rotated_heads(architecture: str, name: str, heads: int, kv_heads: int) -> in
 
 def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a GGUF tensor that holds a checkpoint tensor of `shape`."""
+    if name.endswith("exp_probs_b.bias"):
+        return shape[-1:]
     return (shape[0], shape[2]) if name.endswith(_CONV_TAPS) else shape
 
 
@@ -319,9 +348,7 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         sources.setdefault(f"layers.{inside[1]}.{known}" if inside else known, []).append(name)
     out = {}
     for name, made_of in sources.items():
-        made_of.sort(
-            key=lambda source: "ffn_up_exps" in source or "attn_v_b." in source
-        )  # gate and keys first
+        made_of.sort(key=lambda source: ".ffn_up" in source or "attn_v_b." in source)  # gate and keys first
         shapes = [model.tensors[source].shape for source in made_of]
         count = rotated_heads(architecture, made_of[0], heads, kv_heads)
         if len(made_of) == 2 and "attn_k_b." in made_of[0]:
@@ -330,7 +357,7 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         axis = -1 if made_of[0].endswith("_exps.bias") else -2
         shape = _joined(model, made_of, shapes, axis)
         shift = norm_shift(architecture, made_of[0])
-        shape = _as_in_checkpoints(name, shape)
+        shape = _as_in_checkpoints(architecture, name, shape)
         beside = tuple(scale if (scale := _scale_of(source)) in model.tensors else "" for source in made_of)
         beside = (
             beside if any(model.tensors[source].kind == NVFP4 for source in made_of) and any(beside) else ()
@@ -359,9 +386,10 @@ def _beside_nvfp4(model: Gguf, name: str) -> bool:
     return prod(model.tensors[name].shape) in (1, experts)
 
 
-def _as_in_checkpoints(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _as_in_checkpoints(architecture: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """With axes of one element that files leave out: of matrices of one row, and of convolutions."""
-    if len(shape) == 1 and name.endswith(("shared_expert_gate.weight", "confidence_head.proj.weight")):
+    rows = ("shared_expert_gate.weight", "confidence_head.proj.weight", _ROW_BIAS.get(architecture, ""))
+    if len(shape) == 1 and name.endswith(tuple(filter(None, rows))):
         return (1, *shape)
     return (shape[0], 1, shape[1]) if len(shape) == 2 and name.endswith("conv.conv.weight") else shape
 
@@ -405,4 +433,5 @@ def names_of(architecture: str, name: str) -> list[str]:
     inside = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
     known, wanted = (layer, inside[2]) if inside else (top, name)
     found = [stored for stored, checkpoint in known.items() if checkpoint == wanted]
+    found += _HALVES.get(architecture, {}).get(wanted, ())
     return [f"blk.{inside[1]}.{stored}" for stored in found] if inside else found

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.loading import Shapes, Weights
-from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.layers.decoder_config import DecoderConfig, MambaConfig
 from paceline.models.layers.delta_net import LINEAR, DeltaNet, read_delta, recur
 from paceline.models.layers.latent import LatentAttention, attend_latent, latent_shapes, read_latent
 from paceline.models.layers.linear import Linear, read_linear, read_norm
+from paceline.models.layers.mamba import Mamba, read_mamba, scan
 from paceline.models.layers.short_conv import ShortConv, convolve, read_conv
 from paceline.models.spec import CONV, SLIDING
 from paceline.ops.base import Growth, Ops, Value
@@ -59,13 +60,15 @@ def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
     return matrices, {name: (size,) for name, size in zip(("q_norm", "k_norm"), sizes) if config.head_norms}
 
 
-Mixer = Attention | LatentAttention | DeltaNet | ShortConv
+Mixer = Attention | LatentAttention | DeltaNet | ShortConv | Mamba
 
 
 def attend(ops: Ops, h: Value, a: Mixer, config: DecoderConfig) -> Value:
     """What a layer's attention, or what stands in its place, adds to the row, of its normed input."""
     if isinstance(a, DeltaNet):
         return recur(ops, h, a, config.eps)
+    if isinstance(a, Mamba):
+        return scan(ops, h, a, config.eps)
     if isinstance(a, ShortConv):
         return convolve(ops, h, a)
     if isinstance(a, LatentAttention):
@@ -78,7 +81,9 @@ def attend(ops: Ops, h: Value, a: Mixer, config: DecoderConfig) -> Value:
     ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, config, config.kv_heads), v)
     q = ops.scale(q, scale)
     if a.sinks is None:
-        y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
+        y = ops.attention(
+            q, a.storage, config.heads, a.window, sees_itself=True, softcap=config.attention_softcap
+        )
     else:
         y = ops.sink_attention(q, a.storage, a.window, a.sinks)
     if a.gate is not None:
@@ -111,8 +116,7 @@ def read_attention(weights: Weights, config: DecoderConfig, index: int, at: str,
     """The attention of layer `index`, whose tensors are named `at`.*"""
     storage = storage_of(config.kinds, index)
     if config.kinds[index] == LINEAR:
-        assert config.delta is not None
-        return read_delta(weights, config.delta, f"{at}.linear_attn", storage)
+        return _read_recurrent(weights, config, at, storage)
     if config.kinds[index] == CONV:
         assert config.conv is not None
         return read_conv(weights, config.conv, f"{at}.conv", storage)
@@ -157,6 +161,13 @@ def read_attention(weights: Weights, config: DecoderConfig, index: int, at: str,
         growth=_growth(config, inv_freq.device),
         gate=linear("gate_proj") if config.gate_apart else None,
     )
+
+
+def _read_recurrent(weights: Weights, config: DecoderConfig, at: str, storage: int) -> Mixer:
+    assert config.delta is not None
+    if isinstance(config.delta, MambaConfig):
+        return read_mamba(weights, config.delta, f"{at}.mamba", storage)
+    return read_delta(weights, config.delta, f"{at}.linear_attn", storage)
 
 
 def _growth(config: DecoderConfig, device: torch.device) -> Growth | None:

@@ -15,9 +15,10 @@ from torch import Tensor
 from paceline.checkpoints.loading import Shapes, Weights
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.layers.attention import Attention, Mixer, attend, attention_shapes, read_attention
-from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.layers.decoder_config import DecoderConfig, MambaConfig
 from paceline.models.layers.delta_net import LINEAR, DeltaNet, delta_shapes
 from paceline.models.layers.linear import read_norm
+from paceline.models.layers.mamba import Mamba, mamba_shapes
 from paceline.models.layers.mlp import Mixture, Mlp, feed, mlp_shapes, read_mlp
 from paceline.models.layers.rotary import inverse_frequencies
 from paceline.models.layers.short_conv import ShortConv, conv_shapes
@@ -31,7 +32,7 @@ class Layer:
     attention: Mixer
     mlp: Mlp | Experts | Mixture
     norm_in: Tensor  # [H], before attention, or after it where the config places norms so
-    norm_post: Tensor  # [H], the same of the MLP
+    norm_post: Tensor  # [H], the same of the MLP; that of attention where both read one
     after_attention: Tensor | None = None  # [H], where norms stand before and after
     after_mlp: Tensor | None = None
 
@@ -48,8 +49,7 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
         shapes |= {f"{at}.{name}.weight": (hidden,) for name in config.norm_names.values()}
         matrices: Shapes = {}
         if kind == LINEAR:
-            assert config.delta is not None
-            shapes |= delta_shapes(config.delta, hidden, f"{at}.linear_attn")
+            shapes |= _recurrent_shapes(config, at)
         elif kind == CONV:
             assert config.conv is not None
             shapes |= conv_shapes(config.conv, hidden, f"{at}.conv")
@@ -65,6 +65,13 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
             if name.rpartition(".")[2] in config.biases:
                 shapes[f"{name}.bias"] = shape[:1]
     return shapes
+
+
+def _recurrent_shapes(config: DecoderConfig, at: str) -> Shapes:
+    assert config.delta is not None
+    if isinstance(config.delta, MambaConfig):
+        return mamba_shapes(config.delta, config.hidden_size, f"{at}.mamba")
+    return delta_shapes(config.delta, config.hidden_size, f"{at}.linear_attn")
 
 
 def decoder_layout(config: DecoderConfig) -> Layout:
@@ -121,22 +128,26 @@ class DecoderTarget(GraphTarget):
             x = self._layer(ops, x, layer)
             if i + 1 in self.tapped:
                 kept.append(x)
-        return (ops.rms_norm(x, self.norm, self.config.eps), *kept)
+        return (self._norm(ops, x, self.norm, self.config.eps), *kept)
 
     def _layer(self, ops: Ops, x: Value, layer: Layer) -> Value:
         config = self.config
         late = config.placement == "after"
-        h = x if late else ops.rms_norm(x, layer.norm_in, config.eps)
+        h = x if late else self._norm(ops, x, layer.norm_in, config.eps)
         x = self._add(
             ops, x, attend(ops, h, layer.attention, config), layer.norm_in if late else layer.after_attention
         )
-        h = x if late else ops.rms_norm(x, layer.norm_post, config.eps)
+        if config.placement != "parallel":
+            h = x if late else self._norm(ops, x, layer.norm_post, config.eps)
         return self._add(ops, x, feed(ops, h, layer.mlp), layer.norm_post if late else layer.after_mlp)
+
+    def _norm(self, ops: Ops, x: Value, weight: Tensor, eps: float) -> Value:
+        return ops.layer_norm(x, weight, eps) if self.config.centered else ops.rms_norm(x, weight, eps)
 
     def _add(self, ops: Ops, x: Value, y: Value, norm: Tensor | None) -> Value:
         """x + what attention or the MLP gives, normed and scaled as the config says."""
         eps = self.config.eps if self.config.late_eps is None else self.config.late_eps
-        y = y if norm is None else ops.rms_norm(y, norm, eps)
+        y = y if norm is None else self._norm(ops, y, norm, eps)
         scale = self.config.residual_scale
         return ops.add(x, y if scale == 1.0 else ops.scale(y, scale))
 
@@ -150,7 +161,9 @@ class DecoderTarget(GraphTarget):
 def attention_outputs(layers: Iterable[Layer]) -> list[Weight]:
     """What the results of attention are multiplied with."""
     return [
-        layer.attention.o.weight for layer in layers if not isinstance(layer.attention, DeltaNet | ShortConv)
+        layer.attention.o.weight
+        for layer in layers
+        if not isinstance(layer.attention, DeltaNet | ShortConv | Mamba)
     ]
 
 
@@ -163,4 +176,4 @@ def read_layer(
     attention = read_attention(weights, config, index, at, inv_freq)
     mlp = read_mlp(weights, config, index, f"{at}.mlp")
     norms = {field: read_norm(weights, config, f"{at}.{name}") for field, name in config.norm_names.items()}
-    return Layer(attention, mlp, **norms)
+    return Layer(attention, mlp, **({"norm_post": norms["norm_in"]} | norms))

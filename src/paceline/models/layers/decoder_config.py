@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from paceline.errors import ConfigError
-from paceline.kv.layout import LayerKV
+from paceline.kv.layout import LayerKV, LayerState
 from paceline.models.fields import MOST, Fields, shown, token_ids
 from paceline.models.layers.delta_net import DeltaConfig
 from paceline.models.spec import CONV, FULL, SLIDING, MoeConfig, Split, layers_line
 from paceline.ops.base import Activation
 
-Placement = Literal["before", "after", "both", "both (GLM-4)"]
+# of a layer's norms; "parallel": one, before attention and MLP, which both read its result
+Placement = Literal["before", "after", "both", "both (GLM-4)", "parallel"]
 PARTIAL = "partial_rotary_factor"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LONGROPE = ("longrope", "su")  # Phi's, under its newer and its older name
@@ -75,6 +76,38 @@ class ConvConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MambaConfig:
+    """Layers of Mamba 2, see mamba.py: `groups` of heads share a key and a query, which are `state` wide."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int  # rows of the convolution
+    conv_bias: bool = True
+    biases: bool = False  # of both projections
+    norm_groups: int = 1  # slices of what it gives that are normed by themselves
+    decayed: bool = (
+        False  # as llama.cpp writes them: A_log holds the decay itself, vectors have axes of one element
+    )
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Columns that the convolution goes over."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def storage(self) -> LayerState:
+        return LayerState(
+            self.heads, self.state, self.head_dim, self.channels + 2 * self.heads, self.kernel - 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """A decoder of two norms a layer. Sizes in elements, windows in tokens."""
 
@@ -112,7 +145,9 @@ class DecoderConfig:
     normed_embedding: bool = False  # rows of the table are normed, without weights
     late_eps: float | None = None  # of norms after attention and MLP; None: as of all others
     softcap: float | None = None  # of logits
-    delta: DeltaConfig | None = None  # of layers of linear attention
+    delta: DeltaConfig | MambaConfig | None = (
+        None  # of layers of linear attention, or of Mamba 2 in their place
+    )
     conv: ConvConfig | None = None  # of layers of a short convolution
     placement: Placement = "before"  # of a layer's norms: before attention and MLP, after them, or both
     fused: frozenset[str] = frozenset()  # "qkv", "gate_up": stored as one matrix
@@ -123,6 +158,8 @@ class DecoderConfig:
     local_rotary: Rotary | None = None  # of layers with a window; None: as all others
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    attention_softcap: float | None = None  # of scores
+    centered: bool = False  # norms of rows are layer norms, without biases
     residual_scale: float = 1.0  # of what attention and MLP add to a row
     logit_scale: float = 1.0
     sinks: bool = False  # heads of attention have one each, see `Ops.sink_attention`
@@ -148,6 +185,8 @@ class DecoderConfig:
         """The fields of a `Layer` that are norms, and what their tensors are called."""
         if self.placement == "after":
             return {"norm_in": "post_attention_layernorm", "norm_post": "post_feedforward_layernorm"}
+        if self.placement == "parallel":
+            return {"norm_in": "input_layernorm"}
         if self.placement == "before":
             return {"norm_in": "input_layernorm", "norm_post": "post_attention_layernorm"}
         names = (

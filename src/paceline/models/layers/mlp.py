@@ -53,6 +53,9 @@ def mlp_shapes(config: DecoderConfig, index: int) -> tuple[Shapes, Shapes]:
         if "gate_up" in config.fused:
             return {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}, {}
         return _dense_shapes(hidden, inner), {}
+    if "gate_up" in config.fused and config.shared_expert:  # named as an MLP alone
+        inner = config.shared_expert
+        return {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}, _expert_shapes(config)
     shared = _dense_shapes(hidden, config.shared_expert) if config.shared_expert else {}
     matrices: Shapes = {f"{_shared_name(config)}.{name}": shape for name, shape in shared.items()}
     return matrices | ({SHARED_GATE: (1, hidden)} if config.shared_gate else {}), _expert_shapes(config)
@@ -96,15 +99,18 @@ def read_mlp(weights: Weights, config: DecoderConfig, index: int, at: str) -> Ml
         )
         return Mlp(gate, up, down, config.activation)
 
-    if index not in config.sparse and "gate_up" in config.fused:
-        both, inner = read_linear(weights, config, f"{at}.gate_up_proj"), config.intermediate_size
-        down = read_linear(weights, config, f"{at}.down_proj")
+    def fused() -> Mlp:
+        both, down = (read_linear(weights, config, f"{at}.{part}_proj") for part in ("gate_up", "down"))
+        inner = both.weight.out_features // 2
         return Mlp(both.rows(slice(0, inner)), both.rows(slice(inner, 2 * inner)), down, config.activation)
+
     if index not in config.sparse:
-        return dense(at)
+        return fused() if "gate_up" in config.fused else dense(at)
     experts = _read_experts(weights, config, at)
     if not config.shared_expert:
         return experts
+    if "gate_up" in config.fused:
+        return Mixture(experts, fused(), None)
     gate = weights.matrix(f"{at}.{SHARED_GATE}") if config.shared_gate else None
     return Mixture(experts, dense(f"{at}.{_shared_name(config)}"), gate)
 

@@ -116,7 +116,7 @@ class Emitter:
         window = -1 if record.window is None else record.window
         if (keys := Keys(record.layer, record.heads, window, int(record.sees))) not in self.out.attends:
             self.out.attends.append(keys)
-        spec = launch.Attend(q, out, keys, record.sinks)
+        spec = launch.Attend(q, out, keys, record.sinks, record.softcap)
         self.emit("attention", launch.attention(spec), [q], [out])
 
 

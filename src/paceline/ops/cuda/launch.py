@@ -151,7 +151,7 @@ def norm(spec: Norm) -> Launch:
             SPLITS=parts_of(x, context), POST=spec.post is not None, ADD=spec.residual is not None,
             SCALE=spec.factor is not None,
             PRE=spec.pre is not None, POST_WEIGHT=post.weight is not None, PRE_WEIGHT=pre.weight is not None,
-            KEEP=y is not None,
+            CENTERED=pre.centered, KEEP=y is not None,
             B=power(x.width), num_warps=warps(x.width),
         )  # fmt: skip
 
@@ -166,7 +166,7 @@ def group_norm(x: Ref, out: Ref, norm: records.Norm) -> Launch:
     def run(context: Context) -> None:
         start(rowwise.group_norm_kernel, (context.bucket.rows, groups))(
             x.data, x.data if scale is None else scale, out.data, width, x.stride, out.stride, x.split_stride, eps,
-            SPLITS=parts_of(x, context), WEIGHT=scale is not None, B=power(width),
+            SPLITS=parts_of(x, context), WEIGHT=scale is not None, OWN=norm.own, B=power(width),
         )  # fmt: skip
 
     return run
@@ -254,6 +254,20 @@ def convolve(out: Ref, layer: int, taps: Tensor, bias: Tensor | None) -> Launch:
     return run
 
 
+def block_conv(x: Ref, mix: Ref, base: Tensor, out: Ref) -> Launch:
+    """A convolution over the rows of a text in this run, whose taps hang on the row."""
+    taps, groups = len(base), mix.width // len(base)
+
+    def run(context: Context) -> None:
+        start(rowwise.block_conv_kernel, (context.bucket.rows, triton.cdiv(x.width, ELEMENTS)))(
+            x.data, mix.data, base, context.meta("positions"), context.meta("slots"), out.data, x.width,
+            x.width // groups, groups, x.stride, mix.stride, out.stride, x.split_stride, mix.split_stride,
+            TAPS=taps, X_SPLITS=parts_of(x, context), MIX_SPLITS=parts_of(mix, context), B=ELEMENTS,
+        )  # fmt: skip
+
+    return run
+
+
 def _store_further(context: Context, layer: int) -> None:
     """Rows of trees are stored once more for each further branch that holds them."""
     if not context.bucket.further:
@@ -293,6 +307,7 @@ class Attend:
     out: Ref
     keys: Keys
     sinks: Tensor | None  # [heads], float32
+    softcap: float | None = None  # of scores, see `Ops.attention`
 
 
 def attention(spec: Attend) -> Launch:
@@ -321,7 +336,8 @@ def attention(spec: Attend) -> Launch:
             q.data, k, v, table, context.tiles(number), *rows, context.meta("slots"), sinks, out.data,
             part_out, part_mass,
             layer.kv_heads, per_kv, layer.head_dim, layer.value_dim, q.stride, out.stride, table.stride(0), sections,
-            WHOLE=whole, D=max(16, d), DV=max(16, dv), BN=block, PAGE=cache.page_size, DT=TYPES[dtype],
+            spec.softcap or 1.0, CAPPED=spec.softcap is not None, WHOLE=whole,
+            D=max(16, d), DV=max(16, dv), BN=block, PAGE=cache.page_size, DT=TYPES[dtype],
             num_warps=4 if d <= 256 else 8, num_stages=2 if d <= 128 else 1, **common,
         )  # fmt: skip
         if not whole:

@@ -56,6 +56,8 @@ def delta(spec: Delta) -> Launch:
             positions=context.meta("positions"), key_heads=rule.key_heads, heads=heads, key_dim=rule.key_dim,
             value_dim=value_dim,
             channels=spec.held[0].width, scale=rule.key_dim**-0.5, out_stride=spec.out.stride, KERNEL=len(rule.conv),
+            conv_bias=rule.conv if rule.conv_bias is None else rule.conv_bias, BIAS=rule.conv_bias is not None,
+            skip=rule.decay if rule.skip is None else rule.skip, SKIP=rule.skip is not None, PLAIN=rule.plain,
             TILED=rule.tiled, RECENT=RECENT, K=power(rule.key_dim), V=columns, num_warps=4, **_texts(context),
             **_of(spec.held, context),
         )  # fmt: skip

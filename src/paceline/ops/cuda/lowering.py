@@ -165,7 +165,7 @@ class Lowering:
         post, residual = None, 0
         for i, symbol in enumerate(node.inputs):
             found = self.flow.source(symbol, Code.NORM)
-            if found is not None and _of_whole_row(found) and id(found) not in self._done:
+            if found is not None and _of_whole_row(found, centered=False) and id(found) not in self._done:
                 post, residual = found, 1 - i
         if post is not None:
             self._done.add(id(post))
@@ -265,9 +265,10 @@ class _Chain:
         return record
 
 
-def _of_whole_row(node: Node) -> bool:
-    """Whether it is a norm of whole rows, not of groups of columns."""
-    return isinstance(node.record, Norm) and node.record.groups == 1
+def _of_whole_row(node: Node, centered: bool = True) -> bool:
+    """Whether it is a norm of whole rows, not of groups of columns. `centered`: it may be of rows less their mean."""
+    norm = node.record
+    return isinstance(norm, Norm) and norm.groups == 1 and (centered or not norm.centered)
 
 
 def _factor_of(scale: Node) -> float:

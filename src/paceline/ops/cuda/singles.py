@@ -11,7 +11,7 @@ from paceline.ops.cuda.emitter import Emitter, Unsupported
 from paceline.ops.cuda.places import Place, Ref
 from paceline.ops.recording import GATED, Code, Node
 
-GATES = {Code.GATED_GELU: 1, Code.GATED_SILU: 2, Code.GATED_SIGMOID: 3}
+GATES = {Code.GATED_GELU: 1, Code.GATED_SILU: 2, Code.GATED_SIGMOID: 3, Code.GATED_RELU: 5}
 EXPERT_GATES = GATES | {Code.GATED_CLAMPED: 4}
 SINGLE = {Code.COPY: 0, Code.ADD: 1, Code.MUL: 2, Code.SCALE: 3, Code.GELU: 4, Code.SOFTCAP: 5, Code.BIAS: 6}
 
@@ -33,6 +33,10 @@ def single(e: Emitter, node: Node) -> None:
             out = e.define(node.outputs[0])
             made = launch.convolve(out, convolution.layer, convolution.taps, convolution.bias)
             e.emit("convolution", made, [], [out])
+        case records.BlockConv(base):
+            e.out.reads_rows = True
+            (x, mix), out = (e.places[symbol] for symbol in node.inputs), e.define(node.outputs[0])
+            e.emit("block convolution", launch.block_conv(x, mix, base.float(), out), [x, mix], [out])
         case records.Attention():
             e.attend(node, e.whole(node.inputs[0]))
         case records.Embed() as embed:

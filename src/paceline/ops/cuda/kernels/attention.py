@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.ops.cuda.kernels.linear import capped
+
 _SECTION = tl.constexpr(128)  # keys, up to position
 _SHORT = tl.constexpr(4096)  # from which on sections have
 _LONG = tl.constexpr(512)
@@ -81,8 +83,9 @@ def _columns(
 
 @triton.jit
 def _section(
-    q_t, k, v, table, section, begin, end, low, last, inside, kv, kv_heads, key_width, value_width,
-    D: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, DT: tl.constexpr,
+    q_t, k, v, table, section, begin, end, low, last, inside, kv, kv_heads, key_width, value_width, cap,
+    CAPPED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
     """(maximum [R], sum [R], weighted sum [DV, R]) over the keys of one section that columns see."""
     d, dv = tl.arange(0, D), tl.arange(0, DV)
@@ -102,6 +105,8 @@ def _section(
             other=0.0,
         )
         score = tl.dot(keys.to(DT), q_t, input_precision="ieee")  # [BN, R]
+        if CAPPED:
+            score = capped(score, cap)
         sees = (j[:, None] <= last[None, :]) & (j[:, None] >= low[None, :]) & inside[None, :]
         score = tl.where(sees, score, float("-inf"))
         higher = tl.maximum(most, tl.max(score, 0))
@@ -141,9 +146,9 @@ def _sunk(most, mass, total, sinks, head, inside):
 @triton.jit(do_not_specialize=["sections"])
 def attention_kernel(
     q, k, v, table, tiles, positions, ends, reach, slots, sinks, out, part_out, part_mass,
-    kv_heads, per_kv, key_width, value_width, q_stride, out_stride, table_stride, sections,
+    kv_heads, per_kv, key_width, value_width, q_stride, out_stride, table_stride, sections, cap,
     WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
-    D: tl.constexpr,
+    CAPPED: tl.constexpr, D: tl.constexpr,
     DV: tl.constexpr, R: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One tile and K/V head; WHOLE: all sections, else that of program_id(2), written to `part_out` and `part_mass`."""
@@ -165,8 +170,8 @@ def attention_kernel(
         total = tl.zeros([DV, R], tl.float32)
         for s in range(s0, s1 + 1):
             most_s, mass_s, out_s = _section(
-                q_t, k, v, pages, s, begin, end, low, last, inside, kv, kv_heads, key_width, value_width, D, DV, R, BN,
-                PAGE, DT,
+                q_t, k, v, pages, s, begin, end, low, last, inside, kv, kv_heads, key_width, value_width, cap,
+                CAPPED, D, DV, R, BN, PAGE, DT,
             )  # fmt: skip
             most, mass, total = _join(most, mass, total, most_s, mass_s, out_s)
         if SINKS:
@@ -183,9 +188,8 @@ def attention_kernel(
         z = tl.program_id(2)
         if s0 + z <= s1:
             most_s, mass_s, out_s = _section(
-                q_t, k, v, pages, s0 + z, begin, end, low, last, inside, kv, kv_heads, key_width, value_width, D, DV,
-                R, BN,
-                PAGE, DT,
+                q_t, k, v, pages, s0 + z, begin, end, low, last, inside, kv, kv_heads, key_width, value_width, cap,
+                CAPPED, D, DV, R, BN, PAGE, DT,
             )  # fmt: skip
             part = ((tl.program_id(0) * tl.num_programs(1) + h) * sections + z).to(tl.int64)
             c = tl.arange(0, R)

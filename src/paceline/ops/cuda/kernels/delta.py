@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule: a program has a text, a value head and some columns of its state.
+"""Linear attention by the gated delta rule, or Mamba 2: a program has a text, a value head and some columns of its state.
 
 The state is brought on row by row from where it stands in the cache, over kept rows first, and is left where the cache
 wants it next; what refused drafts add to it is never stored. Every row is computed alike, whichever forward it is in.
@@ -27,11 +27,13 @@ def _held(
 
 @triton.jit
 def _mixed(
-    qkv, recent, conv, at, inside, pos, first, start, place, width, channels, stride, split_stride,
-    KERNEL: tl.constexpr, SPLITS: tl.constexpr, RECENT: tl.constexpr,
+    qkv, recent, conv, conv_bias, at, inside, pos, first, start, place, width, channels, stride, split_stride,
+    KERNEL: tl.constexpr, SPLITS: tl.constexpr, RECENT: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """silu of the convolution over KERNEL rows up to `pos`."""
     total = tl.zeros_like(at).to(tl.float32)
+    if BIAS:
+        total += tl.load(conv_bias + at, mask=inside, other=0.0)
     for j in tl.static_range(KERNEL):
         x = _held(
             qkv, recent, at, at, inside, pos - (KERNEL - 1) + j, first, start, place, width, stride, split_stride, SPLITS,
@@ -43,11 +45,12 @@ def _mixed(
 
 @triton.jit
 def delta_kernel(
-    qkv, b, a, state, recent, conv, dt_bias, decay, out, starts, counts, places, begins, goals, positions,
+    qkv, b, a, state, recent, conv, conv_bias, dt_bias, decay, skip, out,
+    starts, counts, places, begins, goals, positions,
     key_heads, heads, key_dim, value_dim, channels, scale, qkv_stride, b_stride, a_stride, out_stride,
     qkv_split, b_split, a_split,
     KERNEL: tl.constexpr, TILED: tl.constexpr, QKV: tl.constexpr, RATE: tl.constexpr, DECAY: tl.constexpr,
-    RECENT: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    RECENT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PLAIN: tl.constexpr, BIAS: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """out[row, head * value_dim + column]; QKV, RATE, DECAY: parts of qkv, b and a. See `recur` in ops/reference.py."""
     t, h = tl.program_id(0), tl.program_id(1)
@@ -66,16 +69,16 @@ def delta_kernel(
     left = s
     for pos in range(begin, first + count):
         q = _mixed(
-            qkv, recent, conv, q_at, d < key_dim, pos, first, start, place, width, channels, qkv_stride, qkv_split,
-            KERNEL, QKV, RECENT,
+            qkv, recent, conv, conv_bias, q_at, d < key_dim, pos, first, start, place, width, channels, qkv_stride,
+            qkv_split, KERNEL, QKV, RECENT, BIAS,
         )  # fmt: skip
         k = _mixed(
-            qkv, recent, conv, k_at, d < key_dim, pos, first, start, place, width, channels, qkv_stride, qkv_split,
-            KERNEL, QKV, RECENT,
+            qkv, recent, conv, conv_bias, k_at, d < key_dim, pos, first, start, place, width, channels, qkv_stride,
+            qkv_split, KERNEL, QKV, RECENT, BIAS,
         )  # fmt: skip
         value = _mixed(
-            qkv, recent, conv, v_at, v < value_dim, pos, first, start, place, width, channels, qkv_stride, qkv_split,
-            KERNEL, QKV, RECENT,
+            qkv, recent, conv, conv_bias, v_at, v < value_dim, pos, first, start, place, width, channels, qkv_stride,
+            qkv_split, KERNEL, QKV, RECENT, BIAS,
         )  # fmt: skip
         rate = _held(
             b,
@@ -99,13 +102,18 @@ def delta_kernel(
         )  # fmt: skip
         wait += tl.load(dt_bias + h)
         soft = tl.where(wait > 20.0, wait, tl.log(1.0 + tl.exp(tl.minimum(wait, 20.0))))
-        q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
-        k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
         s = s * tl.exp(tl.load(decay + h) * soft)
-        change = (value - tl.sum(s * k[:, None], 0)) / (1.0 + tl.exp(-rate))
+        if PLAIN:
+            change = value * soft
+        else:
+            q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
+            k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+            change = (value - tl.sum(s * k[:, None], 0)) / (1.0 + tl.exp(-rate))
         s = s + k[:, None] * change[None, :]
         left = tl.where(pos + 1 == goal, s, left)
         read = tl.sum(s * q[:, None], 0)
+        if SKIP:
+            read += tl.load(skip + h) * value
         row = tl.maximum(start + pos - first, 0).to(tl.int64)
         tl.store(out + row * out_stride + h * value_dim + v, read, mask=(v < value_dim) & (pos >= first))
     tl.store(at, left, mask=keep)

@@ -297,7 +297,7 @@ def dot_int8(
 
 @triton.jit
 def activated(gate, ACT: tl.constexpr):
-    """1: gelu (the tanh approximation), 2: silu, 3: sigmoid; float32."""
+    """1: gelu (the tanh approximation), 2: silu, 3: sigmoid, 5: relu; float32."""
     if ACT == 1:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         # tanh by exp of a value that is never positive
@@ -306,8 +306,18 @@ def activated(gate, ACT: tl.constexpr):
         return 0.5 * gate * (1.0 + tl.where(inner < 0, -t, t))
     elif ACT == 2:
         return gate / (1.0 + tl.exp(-gate))
+    elif ACT == 5:
+        return tl.where(gate < 0, 0.0, gate)
     else:
         return 1.0 / (1.0 + tl.exp(-gate))
+
+
+@triton.jit
+def capped(x, cap):
+    """cap * tanh(x / cap), by exp of a value that is never positive."""
+    e = tl.exp(-2.0 * tl.abs(x / cap))
+    t = (1.0 - e) / (1.0 + e)
+    return tl.where(x < 0, -t, t) * cap
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.cuda.kernels.linear import activated
+from paceline.ops.cuda.kernels.linear import activated, capped
 
 
 @triton.jit
@@ -60,9 +60,10 @@ def norm_kernel(
     x, residual, post, pre, y, z,
     width, x_stride, residual_stride, y_stride, z_stride, split_stride, eps_post, eps_pre, factor,
     SPLITS: tl.constexpr, POST: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr, PRE: tl.constexpr,
-    POST_WEIGHT: tl.constexpr, PRE_WEIGHT: tl.constexpr, KEEP: tl.constexpr, B: tl.constexpr,
+    POST_WEIGHT: tl.constexpr, PRE_WEIGHT: tl.constexpr, CENTERED: tl.constexpr, KEEP: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """y = residual + norm(x), times a factor; z = norm(y). Each part is there as the constants say."""
+    """y = residual + norm(x), times a factor; z = norm(y), of y less its mean where CENTERED. Each part is there as the
+    constants say."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, B)
     keep = at < width
@@ -78,6 +79,8 @@ def norm_kernel(
     if KEEP:
         tl.store(y + row * y_stride + at, value.to(y.dtype.element_ty), mask=keep)
     if PRE:
+        if CENTERED:
+            value = tl.where(keep, value - tl.sum(value) / width, 0.0)
         value = value * tl.rsqrt(tl.sum(value * value) / width + eps_pre)
         if PRE_WEIGHT:
             value = value * tl.load(pre + at, mask=keep, other=0.0)
@@ -87,16 +90,16 @@ def norm_kernel(
 @triton.jit
 def group_norm_kernel(
     x, weight, out, width, x_stride, out_stride, split_stride, eps,
-    SPLITS: tl.constexpr, WEIGHT: tl.constexpr, B: tl.constexpr,
+    SPLITS: tl.constexpr, WEIGHT: tl.constexpr, OWN: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The norm of each of the equal slices, `width` wide, of a row."""
+    """The norm of each of the equal slices, `width` wide, of a row. OWN: a slice has weights of its own."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, B)
     keep = at < width
     value = load_sum(x, row, x_stride, group * width + at, keep, split_stride, SPLITS)
     value = value * tl.rsqrt(tl.sum(value * value) / width + eps)
     if WEIGHT:
-        value = value * tl.load(weight + at, mask=keep, other=0.0)
+        value = value * tl.load(weight + (group * width if OWN else 0) + at, mask=keep, other=0.0)
     tl.store(out + row * out_stride + group * width + at, value.to(out.dtype.element_ty), mask=keep)
 
 
@@ -252,6 +255,28 @@ def rotary_kernel(
 
 
 @triton.jit
+def block_conv_kernel(
+    x, mix, base, positions, slots, out, width, group, groups, x_stride, mix_stride, out_stride, x_split, mix_split,
+    TAPS: tl.constexpr, X_SPLITS: tl.constexpr, MIX_SPLITS: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Sum of the taps of rows before, each base + mix, as far as they are of the same text in this run."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * B + tl.arange(0, B)
+    keep = at < width
+    slot, here = tl.load(slots + row), tl.load(positions + row)
+    total = tl.zeros([B], tl.float32)
+    for tap in tl.static_range(TAPS):
+        other = row - tap
+        inside = other >= 0
+        there = tl.where(inside, other, 0)
+        inside = inside & (tl.load(slots + there) == slot) & (tl.load(positions + there) == here - tap)
+        factor = tl.load(base + tap * width + at, mask=keep, other=0.0)
+        factor += load_sum(mix, row, mix_stride, tap * groups + at // group, keep, mix_split, MIX_SPLITS)
+        total += factor * load_sum(x, there, x_stride, at, keep & inside, x_split, X_SPLITS)
+    tl.store(out + row * out_stride + at, total.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
 def gated_kernel(
     gate, value, out, width, gate_stride, value_stride, out_stride, gate_split, value_split,
     GATE_SPLITS: tl.constexpr, VALUE_SPLITS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr,
@@ -285,9 +310,7 @@ def single_kernel(
     elif OP == 4:
         value = activated(value, 1)
     elif OP == 5:
-        e = tl.exp(-2.0 * tl.abs(value / number))
-        t = (1.0 - e) / (1.0 + e)
-        value = tl.where(value < 0, -t, t) * number
+        value = capped(value, number)
     elif OP == 6:
         value = value + tl.load(y + at, mask=keep, other=0.0)
     tl.store(out + row * out_stride + at, value.to(out.dtype.element_ty), mask=keep)
