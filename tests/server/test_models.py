@@ -163,6 +163,11 @@ def test_keep_alive_of_a_request() -> None:
         done = s.client.post("/api/generate", json={"model": "b", "keep_alive": 0}).json()
         assert done["done_reason"] == "unload"
         assert s.until(lambda: s.loaded() == ["a"])
+        assert s.say("b").status_code == 200
+        (entry,) = [one for one in s.client.get("/api/ps").json()["models"] if one["name"] == "b"]
+        assert entry["expires_at"].startswith("9999"), "what one request says does not hold for the next"
+        s.say("b", keep_alive=0)
+        assert s.until(lambda: s.loaded() == ["a"])
         assert [one["name"] for one in s.client.get("/api/tags").json()["models"]] == ["a", "b"]
         for wrong in ("soon", "5 minutes", True, [], {"s": 1}, "9" * 100):
             answer = s.say("b", keep_alive=wrong)

@@ -54,7 +54,7 @@ class Entry:
     wanted: EngineConfig
     make: Callable[[Callable[[], EngineConfig]], Worker]
     app: FastAPI
-    keep: float  # seconds without a request after which it is unloaded
+    keep: float  # seconds without a request after which it is unloaded, as the last request said that came
     loaded: bool = False  # it is, or it is on its way
     users: int = 0
     used: float = field(default_factory=time.monotonic)
@@ -223,27 +223,26 @@ class Models:
         """A model that is loaded, and stays so meanwhile. Raises ApiError and NotReady."""
         entry = self.find(said.model)
         entry.users += 1
+        entry.keep = (self._config.idle_unload or math.inf) if said.keep is None else said.keep
         if entry.timer is not None:
             entry.timer.cancel()
         try:
             async with asyncio.timeout(self._config.request_timeout):
                 await self._ready(entry)
         except TimeoutError:
-            self._release(entry, None)
+            self._release(entry)
             message = f"{entry.name} is still being loaded: try again later"
             raise ApiError(503, message, code="not_ready", headers={"Retry-After": "30"}) from None
         except BaseException:
-            self._release(entry, None)
+            self._release(entry)
             raise
         try:
             yield entry
         finally:
-            self._release(entry, said.keep)
+            self._release(entry)
 
-    def _release(self, entry: Entry, keep: float | None) -> None:
+    def _release(self, entry: Entry) -> None:
         entry.users, entry.used = entry.users - 1, time.monotonic()
-        if keep is not None:
-            entry.keep = keep
         if not entry.users and entry.loaded and entry.keep < math.inf and not self._draining:
             loop = asyncio.get_running_loop()
             entry.timer = loop.call_later(entry.keep, self._expire, entry)
