@@ -109,9 +109,11 @@ class DifferentiableOps(ReferenceOps):
         window: int | None,
         sees_itself: bool,
         latent: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Rows that see themselves see all earlier rows of their round, too: of those, K is 1."""
         assert latent is None, "latent attention is not trained"
+        assert softcap is None, "capped scores are not trained"
         assert not sees_itself or (window is None and self._shape[2] == 1), "only such rows are trained"
         return self._over(q, layer, window, sees_itself)
 
