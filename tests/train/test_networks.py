@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from recorded import FILE, KINDS, STEPS, build, numbers, windows
 
 from paceline.models.drafters.eagle3 import Eagle3Net
 from paceline.train.networks import NetworkModule
 from paceline.train.parallel import choose_anchors
+from train.recorded import FILE, KINDS, STEPS, build, numbers, windows
 
 WANTED = json.loads(FILE.read_text())
 
