@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core import ForwardBatch, Sequence, Verdict
-from paceline.drafters import mtp
+from paceline.drafters import assistant
 from paceline.engine import emit as emitting
 from paceline.engine import step as stepping
 from paceline.engine import verify as verifying
@@ -49,18 +49,18 @@ def correct_one_row_late(patch: Patch) -> None:
 
 
 def advance_the_drafters_position(patch: Patch) -> None:
-    def draft(self: mtp.MTPDrafter, context: Any) -> Any:
+    def draft(self: assistant.MTPDrafter, context: Any) -> Any:
         steps = iter(range(99))
 
         def rows(tokens: Any, positions: Any, slots: Any, starts: Any) -> ForwardBatch:
             return ForwardBatch(tokens, positions + next(steps), slots, starts)
 
-        patch.setattr(mtp, "ForwardBatch", rows)
+        patch.setattr(assistant, "ForwardBatch", rows)
         return right(self, context)
 
-    right = mtp.MTPDrafter.draft
-    patch.setattr(mtp.MTPDrafter, "draft", draft)
-    patch.setattr(mtp.MTPDrafter, "_whole_round", lambda *_: False)
+    right = assistant.MTPDrafter.draft
+    patch.setattr(assistant.MTPDrafter, "draft", draft)
+    patch.setattr(assistant.MTPDrafter, "_whole_round", lambda *_: False)
 
 
 def feed_the_wrong_hidden_row(patch: Patch) -> None:

@@ -38,7 +38,7 @@ from paceline.ops.records import Gather
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 31  # of the extension's signatures
+_LAYOUT = 32  # of the extension's signatures
 _OF_ROWS = (
     Code.EMBED,
     Code.ROTARY,
