@@ -232,16 +232,16 @@ def _compare(tokenizer: Tokenizer, target: Target, asked: int | None, say: Say) 
 
 def _announce(config: EngineConfig, choice: DrafterChoice, path: Path, arithmetic: str, say: Say) -> None:
     kind, source, why = choice
-    said = "the bundled one" if source in (bundled("assistant"), bundled("draft")) else why
+    origin = "the bundled one" if source in (bundled("assistant"), bundled("draft")) else why
     unasked = ", which draft_tokens=0 never asks" if source is not None and config.draft_tokens == 0 else ""
-    say(f"target {config.target} · drafter {kind} ({said}){unasked} · {arithmetic}")
+    say(f"target {config.target} · drafter {kind} ({origin}){unasked} · {arithmetic}")
     if hint := faster_on_cpu(config, arithmetic, path):
         say(hint)
     if source is not None and kind.startswith("model") and (costs := costs_too_much(source, path)):
         say(costs)
     if config.drafter == "auto" and source is None:
-        for found in suggestions(path, [hub_cache()])[:SUGGESTED]:
-            say(found.described(path))
+        for suggestion in suggestions(path, [hub_cache()])[:SUGGESTED]:
+            say(suggestion.described(path))
     if config.verify == "typical":
         say(
             "LOSSY: verify=typical keeps drafts that the target would not write; match, the default, is lossless"
@@ -278,9 +278,9 @@ def find_adapters(config: EngineConfig, target: Path, say: Say) -> Adapters:
         say(beside)
     if not config.adapters:
         return Adapters(merged, None)
-    found = [(name, load_adapter(resolve(path, "adapter"), target)) for name, path in config.adapters]
-    bank = AdapterBank.of(found)
-    for name, adapter in found:
+    adapters = [(name, load_adapter(resolve(path, "adapter"), target)) for name, path in config.adapters]
+    bank = AdapterBank.of(adapters)
+    for name, adapter in adapters:
         ranks = ", ".join(map(str, bank.ranks(name)))
         say(
             f"adapter {name}: {len(adapter.parts)} matrices of rank {ranks}, {sized(bank.nbytes(name))}, by request"
@@ -324,7 +324,9 @@ class Footprint:
 def footprint(config: EngineConfig) -> Footprint:
     """By the files of a model, which are downloaded if they are not here. Raises PacelineError."""
     path, choice = find_models(config)
-    files = [describe_files(one, config.dtype)["bytes"] for one in (path, choice.source) if one is not None]
+    files = [
+        describe_files(place, config.dtype)["bytes"] for place in (path, choice.source) if place is not None
+    ]
     return Footprint(sum(files), config.cache_memory or LEAST, free_memory(pick_device(config.device)))
 
 
@@ -375,22 +377,22 @@ def choose_drafter(
     if name in ("none", "ngram", *registry.LOOKAHEAD) or name in registry.third_party():
         return DrafterChoice(name, None, "as asked")
     if name == "auto":
-        found, why = find_assistant(target, read_config(target))
-        if found is None:
+        assistant, why = find_assistant(target, read_config(target))
+        if assistant is None:
             return DrafterChoice("ngram", None, why)
-        broken = why_not_together(target, found)
+        broken = why_not_together(target, assistant)
         if broken is not None:
             return DrafterChoice("ngram", None, f"the drafter beside the target cannot be used: {broken}")
-        return _named(found, target, why)
+        return _named(assistant, target, why)
     if name.partition("+")[0] in KINDS:
-        found, why = find_assistant(target, read_config(target))
-        if found is not None and kind_of(found, target) != name.partition("+")[0]:
-            found, why = None, f"{found} is a drafter of another kind: leave drafter out to use it"
-        if found is None:
+        assistant, why = find_assistant(target, read_config(target))
+        if assistant is not None and kind_of(assistant, target) != name.partition("+")[0]:
+            assistant, why = None, f"{assistant} is a drafter of another kind: leave drafter out to use it"
+        if assistant is None:
             raise UsageError(
                 f"drafter={name!r}, but {why}; or name the folder or hub id of one that fits as the drafter"
             )
-        return DrafterChoice(name, found, why)
+        return DrafterChoice(name, assistant, why)
     if name in ("model", "model+ngram"):
         if config.target != "demo":
             raise UsageError(

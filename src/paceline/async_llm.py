@@ -67,9 +67,9 @@ class AsyncLLM:
         """What was loaded and chosen, and why."""
         return self._llm.info
 
-    def params(self, **said: Unpack[SamplingOptions]) -> SamplingParams:
+    def params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """As `LLM.params`."""
-        return self._llm.params(**said)
+        return self._llm.params(**options)
 
     async def generate(
         self,
@@ -79,11 +79,11 @@ class AsyncLLM:
         on_done: Callable[[int, Completion], None] | None = None,
         images: Seq[Any] = (),
         audio: Seq[Any] = (),
-        **said: Unpack[SamplingOptions],
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """As `LLM.generate`. `on_done` is called in the loop's thread."""
         media: Mapping[Kind, Seq[Any]] = {"image": images, "audio": audio}
-        requests = await in_thread(self._llm.requests, prompts, params, said, media)
+        requests = await in_thread(self._llm.requests, prompts, params, options, media)
         return await _collect(lambda: self._llm.completions(requests), on_done)
 
     async def chat(
@@ -92,10 +92,10 @@ class AsyncLLM:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         on_done: Callable[[int, Completion], None] | None = None,
-        **said: Unpack[ChatOptions],
+        **options: Unpack[ChatOptions],
     ) -> list[Completion]:
         """As `LLM.chat`. `on_done` is called in the loop's thread."""
-        requests, finish = await in_thread(self._llm.conversations, messages, params, said)
+        requests, finish = await in_thread(self._llm.conversations, messages, params, options)
 
         def finished(i: int, completion: Completion) -> None:
             finish(i, completion)
@@ -114,18 +114,18 @@ class AsyncLLM:
         """As `LLM.embed`."""
         requests = await in_thread(self._llm.embeddings, prompts, pooling, dimensions)
         done = await _collect(lambda: self._llm.completions(requests), None)
-        return [vector_of(one, dimensions) for one in done]
+        return [vector_of(completion, dimensions) for completion in done]
 
     async def stream(
         self,
         prompt: Prompt | Seq[Message],
         params: SamplingParams | None = None,
-        **said: Unpack[ChatOptions],
+        **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[Delta, None]:
         """As `LLM.stream`: `async for delta in llm.stream(prompt)`. Leaving the loop early cancels the request, at once
         with `contextlib.aclosing`, else when the loop has collected the stream.
         """
-        async with aclosing(_read(lambda: self._llm.stream(prompt, params, **said))) as deltas:
+        async with aclosing(_read(lambda: self._llm.stream(prompt, params, **options))) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -134,12 +134,12 @@ async def _collect(
     make: Callable[[], Found], on_done: Callable[[int, Completion], None] | None
 ) -> list[Completion]:
     done: dict[int, Completion] = {}
-    async with aclosing(_read(make)) as found:
-        async for one in found:
-            if one is not None:
-                done[one[0]] = one[1]
+    async with aclosing(_read(make)) as completions:
+        async for completion in completions:
+            if completion is not None:
+                done[completion[0]] = completion[1]
                 if on_done is not None:
-                    on_done(*one)
+                    on_done(*completion)
     return [done[i] for i in sorted(done)]
 
 

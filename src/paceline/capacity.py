@@ -78,11 +78,11 @@ def plan_context(
 
 def bytes_on_gpu(model: Path, quantize: Literal["int8", "int4", "none"] | None, dtype: str = "auto") -> int:
     """About what the weights of a checkpoint take on a GPU. What is stored in fewer bits than 16 stays as it is."""
-    found = inspect(model, itemsize=2)
+    inspection = inspect(model, itemsize=2)
     if quantize is not None and quantize != "none":
-        return int(found.parameters * PER_WEIGHT[quantize])
-    packed = {"I8", "U8", "I32", "Q4_0", "MXFP4"} & set(found.dtypes)
-    return found.weight_bytes if packed else found.parameters * (4 if dtype == "float32" else 2)
+        return int(inspection.parameters * PER_WEIGHT[quantize])
+    packed = {"I8", "U8", "I32", "Q4_0", "MXFP4"} & set(inspection.dtypes)
+    return inspection.weight_bytes if packed else inspection.parameters * (4 if dtype == "float32" else 2)
 
 
 def check_gpu(config: EngineConfig, target: Path, drafter: Path | None, free: int) -> int:
@@ -104,9 +104,9 @@ def check_gpu(config: EngineConfig, target: Path, drafter: Path | None, free: in
         hint = "use --quantize-drafter int4, or --drafter ngram"
     if config.cache_memory and need - config.cache_memory + LEAST <= free:
         hint = "lower --cache-memory"
-    said = ", ".join(f"{name} {sized(size)}" for name, size in parts.items() if size)
+    shares = ", ".join(f"{name} {sized(size)}" for name, size in parts.items() if size)
     raise CapacityError(
-        f"the GPU has {sized(max(free, 0))} free and {sized(need)} are needed ({said}): {hint}"
+        f"the GPU has {sized(max(free, 0))} free and {sized(need)} are needed ({shares}): {hint}"
     )
 
 

@@ -459,10 +459,10 @@ class Draft:
         """End each row before the first token from `readable` on: the target cannot take it in, nor write it."""
         for i, tokens in enumerate(self.tokens):
             if tokens and max(tokens) >= readable:
-                kept = [-1]
+                places = [-1]
                 for j, parent in enumerate(self.tree(i) or range(-1, len(tokens) - 1)):
-                    kept += [j] if tokens[j] < readable and parent in kept else []
-                self.select(i, kept[1:])
+                    places += [j] if tokens[j] < readable and parent in places else []
+                self.select(i, places[1:])
 
     @classmethod
     def empty(cls, rows: int, reason: str) -> Draft:

@@ -26,17 +26,17 @@ _PAGES = (b"<!doctype html", b"<html", b"<head")
 def check_regular(path: Path) -> int | None:
     """Size in bytes of a file, None where there is none. LoadError for a pipe, a device, a folder or a link loop."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.path.islink(path):
             raise LoadError(f"{path} is a link to a file that is gone: download it again") from error
         return None
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path} ({getattr(error, 'strerror', error)}): replace it") from error
-    if not stat.S_ISREG(found.st_mode):
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
         raise LoadError(f"{path} is {what}, not a file: put the model's own file there")
-    return found.st_size
+    return status.st_size
 
 
 def check_content(path: Path, head: bytes) -> None:

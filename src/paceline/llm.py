@@ -130,13 +130,13 @@ class LLM:
         """What was loaded and chosen, and why."""
         return self.engine.info
 
-    def params(self, **said: Unpack[SamplingOptions]) -> SamplingParams:
+    def params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Sampling parameters with the model's own suggestions (generation_config.json) for what is not said.
 
         A model that suggests nothing is greedy. Raises UsageError for unknown names and for values that cannot be.
         """
-        _check_names(said)
-        return SamplingParams(**(dict(self.info.get("sampling", {})) | dict(said)))
+        _check_names(options)
+        return SamplingParams(**(dict(self.info.get("sampling", {})) | dict(options)))
 
     def generate(
         self,
@@ -147,7 +147,7 @@ class LLM:
         progress: bool = False,
         images: Seq[Any] = (),
         audio: Seq[Any] = (),
-        **said: Unpack[SamplingOptions],
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Write all prompts to their ends, side by side; results in the order of the prompts.
 
@@ -158,15 +158,15 @@ class LLM:
         error. A text that failed has finish_reason "error"; the others are untouched. Raises UsageError for what cannot
         be run, before anything is.
         """
-        requests = self.requests(prompts, params, said, {"image": images, "audio": audio})
+        requests = self.requests(prompts, params, options, {"image": images, "audio": audio})
         done: dict[int, Completion] = {}
         with _Bar(len(requests) if progress else 0) as bar:
-            for found in self.completions(requests):
-                if found is not None:
-                    done[found[0]] = found[1]
+            for completion in self.completions(requests):
+                if completion is not None:
+                    done[completion[0]] = completion[1]
                     bar.advance()
                     if on_done is not None:
-                        on_done(*found)
+                        on_done(*completion)
         return [done[i] for i in sorted(done)]
 
     def chat(
@@ -176,7 +176,7 @@ class LLM:
         *,
         on_done: Callable[[int, Completion], None] | None = None,
         progress: bool = False,
-        **said: Unpack[ChatOptions],
+        **options: Unpack[ChatOptions],
     ) -> list[Completion]:
         """Answer a conversation, or several side by side, by the model's chat template; a list as of `generate`.
 
@@ -186,14 +186,14 @@ class LLM:
         because the template does not take it. `tools`, `tool_choice`, `response_format` are those of OpenAI's API.
         Raises UsageError for a model without a template.
         """
-        requests, finish = self.conversations(messages, params, said)
+        requests, finish = self.conversations(messages, params, options)
 
         def finished(i: int, completion: Completion) -> None:
             finish(i, completion)
             if on_done is not None:
                 on_done(i, completion)
 
-        prompts, each = [ids for ids, _ in requests], [one for _, one in requests]
+        prompts, each = [ids for ids, _ in requests], [params_of for _, params_of in requests]
         return self.generate(prompts, each, on_done=finished, progress=progress)
 
     def embed(
@@ -239,16 +239,16 @@ class LLM:
         self,
         prompt: Prompt | Seq[Message],
         params: SamplingParams | None = None,
-        **said: Unpack[ChatOptions],
+        **options: Unpack[ChatOptions],
     ) -> Iterator[Delta]:
         """Write one prompt, yielding each step's delta; the last has `finish_reason` and `stats`. Messages: as `chat`.
 
         Streams may be read in turn, and `generate` called while some are open: they share the engine's steps. Leaving the
         loop early, an exception in it, closing the stream or losing it cancels the request.
         """
-        wanted, sampling = parted(said)
+        wanted, sampling = parted(options)
         if _is_talk(prompt):
-            (turn,) = self.turns([prompt], params, said)
+            (turn,) = self.turns([prompt], params, options)
             answer = self.chats.answer(turn.asked, turn.prompt.inside, turn.params, uuid.uuid4().hex[:16])
             return self._stream(turn.prompt.ids, turn.params, answer)
         _no_chat(wanted)
@@ -270,29 +270,29 @@ class LLM:
         self,
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None,
-        said: Mapping[str, Any],
+        options: Mapping[str, Any],
         media: Media | None = None,
     ) -> list[tuple[list[int], SamplingParams]]:
         """Token ids and parameters of what `generate` is asked for, checked. Raises UsageError."""
         listed = _with_media(media, _listed(prompts), self.reader)
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else copied(p) for p in listed]
-        each = self._each(params, said, [len(one) for one in ids], fill=False)
-        for prompt, one in zip(ids, each, strict=True):
-            self.engine.check(prompt, one)
+        each = self._each(params, options, [len(own) for own in ids], fill=False)
+        for prompt, own in zip(ids, each, strict=True):
+            self.engine.check(prompt, own)
         return list(zip(ids, each, strict=True))
 
     def conversations(
         self,
         messages: Seq[Message] | Seq[Seq[Message]],
         params: SamplingParams | Seq[SamplingParams] | None,
-        said: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[list[tuple[list[int], SamplingParams]], Callable[[int, Completion], None]]:
         """What `chat` is asked for as requests, and what takes the completion of one apart."""
-        turns = self.turns(_talks(messages), params, said)
+        turns = self.turns(_talks(messages), params, options)
 
         def finish(i: int, completion: Completion) -> None:
-            for j, one in enumerate((completion, *completion.siblings)):
-                self.settle(turns[i], one, j)
+            for j, text in enumerate((completion, *completion.siblings)):
+                self.settle(turns[i], text, j)
 
         return [(turn.prompt.ids, turn.params) for turn in turns], finish
 
@@ -300,16 +300,16 @@ class LLM:
         self,
         talks: Seq[Seq[Message]],
         params: SamplingParams | Seq[SamplingParams] | None,
-        said: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> list[Turn]:
         """Conversations that are ready to be answered. Raises UsageError."""
-        wanted, sampling = parted(said)
+        wanted, sampling = parted(options)
         _check_names(sampling, also=NAMES)
         chats = self.chats
         asked = [asked_of(chats, talk, wanted) for talk in talks]
-        prompts = [chats.prompt(one) for one in asked]
+        prompts = [chats.prompt(chat) for chat in asked]
         each = self._each(params, sampling, [len(prompt.ids) for prompt in prompts], fill=True)
-        return [chats.turn(*one, self.grammars) for one in zip(asked, prompts, each, strict=True)]
+        return [chats.turn(*chat, self.grammars) for chat in zip(asked, prompts, each, strict=True)]
 
     def completions(
         self, requests: Seq[tuple[list[int], SamplingParams]]
@@ -317,7 +317,7 @@ class LLM:
         """(which, completion) as each request is finished, None after every other delta: a moment to stop at."""
         call, shared = Call(), self._shared
         try:
-            order = {shared.add(call, ids, one): i for i, (ids, one) in enumerate(requests)}
+            order = {shared.add(call, ids, own): i for i, (ids, own) in enumerate(requests)}
             done: dict[str, dict[int, Completion]] = {name: {} for name in order}
             while call.open:
                 self._check_open()
@@ -335,17 +335,17 @@ class LLM:
     def _each(
         self,
         params: SamplingParams | Seq[SamplingParams] | None,
-        said: Mapping[str, Any],
+        options: Mapping[str, Any],
         lengths: Seq[int],
         *,
         fill: bool,
     ) -> list[SamplingParams]:
         """The parameters of each prompt, `said` changed. `fill`: as many tokens as fit, where nothing is said of it."""
-        _check_names(said)
+        _check_names(options)
         if params is None:
             room = [{"max_tokens": max(self.engine.max_len - n, 1)} if fill else {} for n in lengths]
-            return [self.params(**(more | dict(said))) for more in room]
-        return _given(params, len(lengths), said)
+            return [self.params(**(more | dict(options))) for more in room]
+        return _given(params, len(lengths), options)
 
     def held(self, response_format: Mapping[str, Any] | None) -> Make | None:
         """The constraint of a text that is no chat. Raises UsageError."""
@@ -433,10 +433,10 @@ def _progress() -> Any:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _check_names(said: Mapping[str, Any], also: Iterable[str] = ()) -> None:
+def _check_names(options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
     """`also`: names that may be meant, too."""
     names = [*SamplingParams.names(), *also]
-    for name in said:
+    for name in options:
         if name not in SamplingParams.names():
             elsewhere = {"sampling_params": "params", "use_tqdm": "progress"} | aliases_of(SamplingParams)
             other = elsewhere.get(name)
@@ -446,17 +446,17 @@ def _check_names(said: Mapping[str, Any], also: Iterable[str] = ()) -> None:
 
 
 def _given(
-    params: SamplingParams | Seq[SamplingParams], count: int, said: Mapping[str, Any]
+    params: SamplingParams | Seq[SamplingParams], count: int, options: Mapping[str, Any]
 ) -> list[SamplingParams]:
     """The parameters of each of `count` prompts, `said` changed. Raises UsageError for what is none."""
     listed = [params] * count if isinstance(params, SamplingParams) else params
     if isinstance(listed, Mapping):
         raise UsageError("params is a dict: give SamplingParams(...), or its values as keywords")
-    if not isinstance(listed, Seq) or not all(isinstance(one, SamplingParams) for one in listed):
+    if not isinstance(listed, Seq) or not all(isinstance(item, SamplingParams) for item in listed):
         raise UsageError(f"params={shown(params)} is not possible: give SamplingParams, or a list")
     if len(listed) != count:
         raise UsageError(f"{count} prompts but {len(listed)} sampling params: give one for all or for each")
-    return [replace(one, **said) for one in listed] if said else list(listed)
+    return [replace(item, **options) for item in listed] if options else list(listed)
 
 
 def _is_ids(value: object) -> bool:

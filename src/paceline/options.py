@@ -229,8 +229,8 @@ class Blended(Kind):
 
     def read(self, text: str) -> list[tuple[str, float]]:
         """NAME, or NAME=FACTOR,NAME=FACTOR."""
-        said = (part.partition("=") for part in text.split(","))
-        return [(name, float(factor) if equals else 1.0) for name, equals, factor in said]
+        parts = (part.partition("=") for part in text.split(","))
+        return [(name, float(factor) if equals else 1.0) for name, equals, factor in parts]
 
     def _pairs(self, value: Any) -> list[tuple[str, float]] | None:
         if isinstance(value, str):

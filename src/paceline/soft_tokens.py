@@ -75,8 +75,8 @@ def use_of(media: Seq[SoftTokens]) -> MediaUse | None:
         return None
     images, spent = sum(item.kind == "image" for item in media), [item.spent for item in media]
     return MediaUse(
-        images, len(media) - images, sum(item.end - item.start for item in media), sum(one.known for one in spent),
-        sum(one.decoding for one in spent), sum(one.tower for one in spent),
+        images, len(media) - images, sum(item.end - item.start for item in media), sum(part.known for part in spent),
+        sum(part.decoding for part in spent), sum(part.tower for part in spent),
     )  # fmt: skip
 
 

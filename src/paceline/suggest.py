@@ -63,7 +63,7 @@ def suggestions(target: Path, caches: Iterable[Path] = ()) -> list[Suggestion]:
         kind = _kind(path, target)
         if kind is not None:
             out.append(Suggestion(path, kind, size, size / whole))
-    return sorted(out, key=lambda found: found.size)
+    return sorted(out, key=lambda suggestion: suggestion.size)
 
 
 def weights(path: Path) -> int:

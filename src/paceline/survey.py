@@ -77,11 +77,11 @@ def other_vocabulary(tokens: int, rows: int) -> str | None:
 def describe_sampling(folder: Path) -> tuple[dict[str, str], list[str]]:
     """({"sampling": what its makers suggest} if they do, what is wrong with it). Raises nothing of ours."""
     try:
-        found = read_defaults(folder).given()
+        given = read_defaults(folder).given()
     except PacelineError as error:
         return {}, [str(error)]
-    said = ", ".join(f"{name} {value:g}" for name, value in found.items())
-    return ({"sampling": f"{said}, where a request says nothing else"} if said else {}), []
+    words = ", ".join(f"{name} {value:g}" for name, value in given.items())
+    return ({"sampling": f"{words}, where a request says nothing else"} if words else {}), []
 
 
 def describe_text(folder: Path, rows: int = 0) -> tuple[dict[str, str], list[str]]:

@@ -196,7 +196,7 @@ class Doors:
                 painter = Painter(self.llm, turn.params, turn, drafts=drafts)
                 for delta in self.llm.stream(turn.prompt.ids, turn.params):
                     list(painter.push(delta))
-                out[f"run, drafts {drafts}"] = Told(painter.said, painter.thoughts, [])
+                out[f"run, drafts {drafts}"] = Told(painter.answered, painter.thoughts, [])
         return out | self.loop.run_until_complete(self._served(talk))
 
     async def _served(self, talk: Talk) -> dict[str, Told]:

@@ -165,7 +165,7 @@ def test_what_is_said_equals_what_generate_says(demo: LLM) -> None:
     painter = Painter(demo, params, drafts=True)
     kinds = {p.kind for delta in demo.stream(text, params) for p in painter.push(delta)}
     assert kinds == {"said", "draft"}
-    assert painter.said == demo.generate(text, params)[0].text
+    assert painter.answered == demo.generate(text, params)[0].text
 
 
 def test_a_base_model_remembers_nothing(demo: LLM) -> None:
@@ -222,14 +222,14 @@ def test_every_command_is_explained_and_a_slip_is_met_with_a_hint(demo: LLM) -> 
 def test_settings_are_checked_and_can_be_given_back(demo: LLM) -> None:
     conversation = talk(demo)
     assert "temperature = 0.7" in lines(take(conversation, "/set temperature 0.7"), "note")
-    assert conversation.said["temperature"] == 0.7
+    assert conversation.options["temperature"] == 0.7
     take(conversation, "/set top-k 5")
     take(conversation, '/set stop ["a", "b"]')
     take(conversation, "/set ignore_eos true")
-    assert (conversation.said["top_k"], conversation.said["stop"]) == (5, ["a", "b"])
+    assert (conversation.options["top_k"], conversation.options["stop"]) == (5, ["a", "b"])
     take(conversation, "/set stop 7")
-    assert conversation.said["stop"] == "7"
-    before = dict(conversation.said)
+    assert conversation.options["stop"] == "7"
+    before = dict(conversation.options)
     for line, message in {
         "/set temprature 1": "did you mean temperature",
         "/set temperature hot": "temperature='hot' is not possible",
@@ -240,9 +240,9 @@ def test_settings_are_checked_and_can_be_given_back(demo: LLM) -> None:
         "/set n 3": "unknown setting",
     }.items():
         assert message in lines(take(conversation, line), "error"), line
-    assert conversation.said == before
+    assert conversation.options == before
     take(conversation, "/set temperature")
-    assert "temperature" not in conversation.said
+    assert "temperature" not in conversation.options
     assert set(SETTINGS) <= set(SamplingParams.names())
 
 
@@ -300,7 +300,7 @@ def test_a_conversation_is_saved_and_gone_on_with(demo: LLM, tmp_path: Path) -> 
     assert shown.startswith(">>> x = 1")
     assert conversation.turns.messages[1]["content"] in shown
     assert other.turns.messages == conversation.turns.messages
-    assert (other.turns.system, other.said) == ("Be brief.", conversation.said)
+    assert (other.turns.system, other.options) == ("Be brief.", conversation.options)
     assert said(take(other, "y = 2")) == said(take(conversation, "y = 2"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["talk.json"]
 
@@ -396,9 +396,9 @@ def test_another_model_or_drafter_goes_on_with_the_talk(switching: Conversation,
     assert "ngram" in got
     assert "none" in got
     assert "drafted by none" in lines(take(switching, "/drafter none"), "note")
-    assert switching.said["drafter"] == "none"
+    assert switching.options["drafter"] == "none"
     assert "drafted by mtp" in lines(take(switching, "/drafter auto"), "note")
-    assert "drafter" not in switching.said
+    assert "drafter" not in switching.options
     assert len(switching.turns.messages) == 2
     second = said(take(switching, "x = 2"))
     assert second

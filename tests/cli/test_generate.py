@@ -244,7 +244,7 @@ def test_whatever_a_line_holds_is_a_line_or_an_error(values: list[Any]) -> None:
     lines = check_lines(data, {})
     assert len(lines) == sum(bool(raw.removeprefix(b"\xef\xbb\xbf").strip()) for raw in data.split(b"\n"))
     for line in lines:
-        assert (line.said is None) == (line.error is not None)
+        assert (line.params is None) == (line.error is not None)
         assert len(line.error or "") <= LONGEST_ERROR
         json.dumps(line.record(), ensure_ascii=False).encode()
         assert f"line {line.number}: " in (line.error or f"line {line.number}: ")

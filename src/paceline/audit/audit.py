@@ -106,8 +106,8 @@ class Surprise:
     def of(cls, one: Seq[float], other: Seq[float]) -> Surprise:
         error = math.sqrt(variance(one) / len(one) + variance(other) / len(other)) or 1e-9
         p = math.erfc(abs(mean(one) - mean(other)) / error / math.sqrt(2))
-        found = NormalDist().inv_cdf(1 - ALPHA / 4) + NormalDist().inv_cdf(0.9)
-        return cls(mean(one), mean(other), p, found * error)
+        reach = NormalDist().inv_cdf(1 - ALPHA / 4) + NormalDist().inv_cdf(0.9)
+        return cls(mean(one), mean(other), p, reach * error)
 
     @property
     def refuted(self) -> bool:
@@ -193,9 +193,9 @@ class Audit:
             own = divergence(number, pair[0], pair[1], self.plan.near_tie)
             if own is not None:
                 self.report.own.append(own)
-        found = divergence(number, mine[0], theirs[0], self.plan.near_tie)
-        if found is not None:
-            self.report.divergences.append(found)
+        difference = divergence(number, mine[0], theirs[0], self.plan.near_tie)
+        if difference is not None:
+            self.report.divergences.append(difference)
         return mine[0], theirs[0]
 
     def _sampled(self) -> None:
@@ -215,8 +215,8 @@ class Audit:
                 answer = self._ask(side, "sampled texts", SAMPLED, params)
                 if answer.ok:
                     texts[-1].append(answer.text)
-                    said = [token.logprob for token in answer.tokens if math.isfinite(token.logprob)]
-                    means[-1] += [sum(said) / len(said)] if said else []
+                    logprobs = [token.logprob for token in answer.tokens if math.isfinite(token.logprob)]
+                    means[-1] += [sum(logprobs) / len(logprobs)] if logprobs else []
         if all(len(seen) >= 20 for seen in texts):
             self.report.fit = fit_words(*texts)
         if all(len(side) >= 20 for side in means):
@@ -264,9 +264,9 @@ def _feature(name: str, mine: Answer, theirs: Answer, stable: bool, near_tie: fl
             )
         gap = logprob_gap(mine, theirs)
         return f"differ by up to {gap:.2f} nats" if gap is not None and gap > LOGPROB_TOLERANCE else ""
-    found = divergence(0, mine, theirs, near_tie)
-    if found is not None and stable and name != "min_p":  # sampled texts need not agree between engines
-        return f"other text from {found.at} on ({found.first!r}, {found.second!r})"
+    difference = divergence(0, mine, theirs, near_tie)
+    if difference is not None and stable and name != "min_p":  # sampled texts need not agree between engines
+        return f"other text from {difference.at} on ({difference.first!r}, {difference.second!r})"
     return ""
 
 
@@ -274,7 +274,7 @@ def judge(report: Report) -> tuple[Verdict, str]:
     """One verdict in plain words."""
     if not report.compared:
         return "cannot tell", "no prompt was answered by both sides"
-    noisy = {one.prompt for one in report.own}
+    noisy = {difference.prompt for difference in report.own}
     clear = [d for d in report.divergences if d.prompt not in noisy]
     faults = [d for d in clear if d.kind == "fault"]
     if report.fit is not None and report.fit.refuted:

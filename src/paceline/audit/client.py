@@ -96,8 +96,8 @@ class Endpoint:
         asked = {"messages": [{"role": "user", "content": parts}], **params}
         asked |= {"logprobs": True, "top_logprobs": params["logprobs"]} if "logprobs" in params else {}
         answer, choice = self._answer("/chat/completions", asked)
-        said = choice.get("message")
-        text = str(said.get("content") or "") if isinstance(said, dict) else ""
+        message = choice.get("message")
+        text = str(message.get("content") or "") if isinstance(message, dict) else ""
         return answer or Answer(200, text, tokens_of(choice.get("logprobs")))
 
     def _answer(self, path: str, asked: Mapping[str, Any]) -> tuple[Answer | None, dict[str, Any]]:
@@ -146,11 +146,11 @@ def tokens_of(logprobs: Any) -> tuple[Token, ...]:
     if isinstance(content, list):
         return tuple(
             Token(
-                str(one.get("token", "")),
-                _number(one.get("logprob")),
-                {str(t.get("token", "")): _number(t.get("logprob")) for t in one.get("top_logprobs") or ()},
+                str(entry.get("token", "")),
+                _number(entry.get("logprob")),
+                {str(t.get("token", "")): _number(t.get("logprob")) for t in entry.get("top_logprobs") or ()},
             )
-            for one in content
+            for entry in content
         )
     texts, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
     tops = logprobs.get("top_logprobs") or [{}] * len(texts)

@@ -98,7 +98,7 @@ def charts(table: Seq[Line], rungs: Mapping[int, float]) -> list[Chart]:
     """
     fixed: dict[str, list[tuple[float, float]]] = {}
     auto: dict[str, list[tuple[float, float]]] = {}
-    kept: dict[str, list[tuple[float, float]]] = {}
+    shares: dict[str, list[tuple[float, float]]] = {}
     for line in table:
         if line.setting == NONE or not line.ratio:
             continue
@@ -108,19 +108,19 @@ def charts(table: Seq[Line], rungs: Mapping[int, float]) -> list[Chart]:
         else:
             key = f"{line.cell.workload} x{line.cell.batch} T={line.cell.temperature:g}"
             fixed.setdefault(key, []).append((float(line.setting.draft_tokens), line.ratio.median))
-        old = kept.get(name, [])
+        old = shares.get(name, [])
         if len(line.acceptance) > len(old):
-            kept[name] = [(i + 1.0, a) for i, a in enumerate(line.acceptance)]
+            shares[name] = [(i + 1.0, a) for i, a in enumerate(line.acceptance)]
     steps = {"step": [(float(n), s * 1e3) for n, s in rungs.items()]} if rungs else {}
     return [
         Chart("Speed-up by draft length", "tokens drafted", "times as fast as none", fixed, 1.0),
         Chart("Speed-up of auto by batch size", "texts at once", "times as fast as none", auto, 1.0),
         Chart("What a target step costs", "rows: texts and drafted tokens", "ms", steps),
-        Chart("Kept drafts by position", "position in the draft", "share kept", kept, top=1.0),
+        Chart("Kept drafts by position", "position in the draft", "share kept", shares, top=1.0),
     ]
 
 
-def page(table: Seq[Line], said: Seq[str], extra: Mapping[str, Any], rungs: Mapping[int, float]) -> str:
+def page(table: Seq[Line], sentences: Seq[str], extra: Mapping[str, Any], rungs: Mapping[int, float]) -> str:
     """The whole report as one HTML document."""
     columns = shown(table, WIDE)
     rows = "".join(
@@ -129,7 +129,9 @@ def page(table: Seq[Line], said: Seq[str], extra: Mapping[str, Any], rungs: Mapp
     head = "".join(f"<th>{escape(COLUMNS[i])}</th>" for i in columns)
     pictures = "".join(svg(chart) for chart in charts(table, rungs) if chart.series and not chart.single)
     facts = escape(json.dumps(extra, indent=1, default=str))
-    words = "".join(f"<p{' class=first' if i == 0 else ''}>{escape(text)}</p>" for i, text in enumerate(said))
+    words = "".join(
+        f"<p{' class=first' if i == 0 else ''}>{escape(text)}</p>" for i, text in enumerate(sentences)
+    )
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(what)}</dd>" for term, what in MEANINGS.items())
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'

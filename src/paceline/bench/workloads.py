@@ -50,8 +50,8 @@ def prompts(name: str, encoder: Encoder, bounds: Bounds, count: int) -> list[Pro
     """`count` prompts of a workload; UsageError for a name that is none."""
     if name not in WORKLOADS:
         raise UsageError(f"unknown workload {name!r}: use one or more of {', '.join(WORKLOADS)}")
-    found = WORKLOADS[name](encoder, bounds, count)
-    return [found[i % len(found)] for i in range(count)]
+    workload = WORKLOADS[name](encoder, bounds, count)
+    return [workload[i % len(workload)] for i in range(count)]
 
 
 def _data(name: str) -> str:

@@ -44,7 +44,9 @@ def plain(messages: Seq[Given], parts: bool = False, template: str | None = None
         if role == "tool":
             _answers(made, waiting)
         thoughts = (message.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
-        if (thought := next((one for one in thoughts if one is not None), None)) is not None:
+        if (
+            thought := next((thought_part for thought_part in thoughts if thought_part is not None), None)
+        ) is not None:
             made["reasoning_content"] = thought
         older = message.get("function_call")
         calls = message.get("tool_calls") or ([] if older is None else [{"function": older}])
@@ -151,8 +153,8 @@ def unfinished(render: Callable[[list[Message]], str], messages: list[Message]) 
     else:
         marked = content + mark
     text = render([*earlier, last | {"content": marked}])
-    before, found, _ = text.rpartition(mark)
-    if not found:
+    before, mark_found, _ = text.rpartition(mark)
+    if not mark_found:
         raise UsageError(
             f"messages.{len(earlier)}: the chat template does not show this message's content: it cannot be continued"
         )

@@ -69,7 +69,7 @@ def choice_of(given: object, names: Seq[str]) -> ToolChoice:
         return ToolChoice(given or "auto")
     if isinstance(given, Mapping) and given.get("type") == "allowed_tools":
         inner = given.get("allowed_tools") or {}
-        wanted = tuple(choice_of(one, names).names or () for one in inner.get("tools") or ())
+        wanted = tuple(choice_of(tool, names).names or () for tool in inner.get("tools") or ())
         return ToolChoice(
             "required" if inner.get("mode") == "required" else "auto",
             tuple(name for some in wanted for name in some),

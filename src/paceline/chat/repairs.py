@@ -39,9 +39,9 @@ def rendered(render: Render, messages: list[Message], strict: bool = False) -> t
         refusal = error
     singles = [[repair] for repair in _REPAIRS]
     for chosen in [] if strict else [*singles, *([*pair] for pair in combinations(_REPAIRS, 2)), [*_REPAIRS]]:
-        found = _try(render, messages, chosen)
-        if found is not None:
-            return found
+        rendering = _try(render, messages, chosen)
+        if rendering is not None:
+            return rendering
     if text is None:
         assert refusal is not None
         raise refusal
@@ -54,25 +54,27 @@ def rendered(render: Render, messages: list[Message], strict: bool = False) -> t
 def _try(
     render: Render, messages: list[Message], chosen: list[tuple[Repair, str]]
 ) -> tuple[str, list[str]] | None:
-    changed, said = messages, []
+    changed, repairs = messages, []
     for repair, warning in chosen:
         after = repair(changed)
         if after != changed:
             changed = after
-            said.append(warning)
-    if len(said) < min(len(chosen), 2):  # the same as with fewer of them
+            repairs.append(warning)
+    if len(repairs) < min(len(chosen), 2):  # the same as with fewer of them
         return None
     try:
         text = render(changed)
     except TemplateRefused:
         return None
-    return None if _lost(messages, text) else (text, said)
+    return None if _lost(messages, text) else (text, repairs)
 
 
 def _lost(messages: list[Message], text: str) -> list[int]:
     """Which system messages the prompt does not hold, and which results of calls if it holds none of them."""
-    system = [i for i, one in enumerate(messages) if one["role"] == "system" and _text(one) not in text]
-    results = [i for i, one in enumerate(messages) if one["role"] == "tool" and _text(one)]
+    system = [
+        i for i, message in enumerate(messages) if message["role"] == "system" and _text(message) not in text
+    ]
+    results = [i for i, message in enumerate(messages) if message["role"] == "tool" and _text(message)]
     hidden = [i for i in results if _word(_text(messages[i])) not in text]
     return system + (hidden if len(hidden) == len(results) else [])
 
@@ -96,7 +98,7 @@ def _joined(*messages: Message) -> Message:
     if all(isinstance(content, str) for content in contents):
         content: Any = _JOINT.join(text for text in contents if text)
     else:
-        content = [part for one in contents for part in _parts(one)]
+        content = [part for content_part in contents for part in _parts(content_part)]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     made: Message = {}
     for message in messages:

@@ -84,7 +84,7 @@ class Chats:
             return self.render(messages, tools or None, variables)
 
         talk = opened(asked.messages, self.reader, served=served)
-        talk.items = [replace(one, budget=one.budget or asked.budget) for one in talk.items]
+        talk.items = [replace(item, budget=item.budget or asked.budget) for item in talk.items]
         whole = partial(unfinished, render) if asked.continues else render
         text, changes = rendered(whole, talk.messages, strict=asked.strict)
         if tools and not self.format.tools_shown:

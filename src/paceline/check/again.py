@@ -54,8 +54,8 @@ def observe(subject: Subject, first: str) -> dict[str, str]:
     return {
         "logits": digest(logits),
         **(_soft_tokens(subject) if soft is None else soft),
-        "drafts": digest([_flat(one.drafts) for one in written]),
-        "texts": digest([value for one in written for value in _of(one)]),
+        "drafts": digest([_flat(output.drafts) for output in written]),
+        "texts": digest([value for output in written for value in _of(output)]),
     }
 
 
@@ -73,11 +73,11 @@ def _flat(drafts: Seq[tuple[int, Seq[int]]]) -> torch.Tensor:
     return torch.tensor([value for at, draft in drafts for value in (at, *draft)], dtype=torch.int64)
 
 
-def _of(one: Output) -> list[torch.Tensor]:
+def _of(output: Output) -> list[torch.Tensor]:
     """Tokens and the bits of their chances."""
     return [
-        torch.tensor(one.tokens, dtype=torch.int64),
-        torch.tensor([entry.raw for entry in one.logprobs], dtype=torch.float64),
+        torch.tensor(output.tokens, dtype=torch.int64),
+        torch.tensor([entry.raw for entry in output.logprobs], dtype=torch.float64),
     ]
 
 

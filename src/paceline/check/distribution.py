@@ -47,14 +47,14 @@ def allowed(subject: Subject, prompt: tuple[int, ...], drafter: str) -> tuple[tu
         bad_token_ids=subject.engine.state.target.eos_token_ids,
     )  # fmt: skip
     (texts,) = _run(subject, prompt, params)
-    kept: Counter[int] = Counter()
+    survivors: Counter[int] = Counter()
     seen: Counter[int] = Counter()
     for text in texts:
         seen.update(text.token_ids)
-        kept.update(t for t, o in zip(text.token_ids, text.origins, strict=True) if o == "draft")
-    order = [t for t, _ in (kept + Counter()).most_common()] + [t for t, _ in seen.most_common()]
+        survivors.update(t for t, o in zip(text.token_ids, text.origins, strict=True) if o == "draft")
+    order = [t for t, _ in (survivors + Counter()).most_common()] + [t for t, _ in seen.most_common()]
     ids = list(dict.fromkeys(order))[:CHOICES]
-    return tuple(sorted(ids)), sum(kept[t] for t in ids)
+    return tuple(sorted(ids)), sum(survivors[t] for t in ids)
 
 
 def _run(subject: Subject, prompt: tuple[int, ...], params: SamplingParams) -> list[list[Completion]]:
@@ -132,8 +132,8 @@ def try_rule(
     end = time.perf_counter() + seconds
     while done < samples and (not done or time.perf_counter() < end):
         size = min(256, samples - done)
-        new, more, kept = sample(subject, prompt, replace(params, n=size, seed=done))
-        drafted, accepted, done = drafted + more, accepted + kept, done + size
+        new, more, verdicts = sample(subject, prompt, replace(params, n=size, seed=done))
+        drafted, accepted, done = drafted + more, accepted + verdicts, done + size
         for text, n in new.items():
             counts[text] = counts.get(text, 0) + n
             strange += n if text not in distribution else 0

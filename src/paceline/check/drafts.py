@@ -218,8 +218,8 @@ def _clean_told(
         sequence.tokens[:], sequence.committed = text, len(text) - 1
         if done < len(text) - 1:
             with cache.tail([(_ID, text[done:-1])]) as tail:
-                found = target.states(tail.rows(target.device), cache)
-                taps = [found[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in drafter.taps]
+                states = target.states(tail.rows(target.device), cache)
+                taps = [states[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in drafter.taps]
                 tail.commit([len(text) - 1 - done])
             drafter.on_commit([Kept(sequence, done, taps)])
         picker = _Gaps(1)

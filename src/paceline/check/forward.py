@@ -85,14 +85,14 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return far if far == far and far > 0 else float("inf")
 
 
-def finding(found: Deviation) -> Finding:
-    if not found.rows:
+def finding(deviation: Deviation) -> Finding:
+    if not deviation.rows:
         return Finding(NAME, "not shown", "nothing was compared", {"rows compared": 0})
-    exact = found.logits == 0
+    exact = deviation.logits == 0
     words = (
         "every row had the same bits, alone or beside others, in chunks of any size"
         if exact
-        else f"logits move by up to {found.logits:.3g} with the rows computed together (worst: {found.worst})"
+        else f"logits move by up to {deviation.logits:.3g} with the rows computed together (worst: {deviation.worst})"
     )
-    counts = {"rows compared": found.rows, "values compared": found.values}
+    counts = {"rows compared": deviation.rows, "values compared": deviation.values}
     return Finding(NAME, "holds" if exact else "not shown", words, counts)

@@ -75,10 +75,10 @@ class Seen:
 
 def reader_of(subject: Subject) -> MediaReader | str:
     """What reads pictures, or why they are not tried."""
-    found = subject.engine.parts.media
-    if not isinstance(found, MediaReader):
+    reader = subject.engine.parts.media
+    if not isinstance(reader, MediaReader):
         return "the model reads text only"
-    return found.why_not("image") or found
+    return reader.why_not("image") or reader
 
 
 def described(subject: Subject) -> str:
@@ -156,7 +156,9 @@ def _chapter(subject: Subject, chapter: int, end: float, noise_floor: float, see
     assert isinstance(reader, MediaReader), "it is asked before"
     made = prompts(reader, subject.engine.max_len - ANSWER, chapter)
     asked = [_alone(subject, name, prompt, i + chapter) for i, (name, prompt) in enumerate(made)]
-    by_name = {one.name: one.told.logprobs[0] for one in asked if one.told.logprobs}
+    by_name = {
+        asked_item.name: asked_item.told.logprobs[0] for asked_item in asked if asked_item.told.logprobs
+    }
     if set(SWAPPED) <= set(by_name):
         first, second = (by_name[name] for name in SWAPPED)
         seen.apart = seen.apart is not False and (first.token, first.raw) != (second.token, second.raw)
@@ -166,14 +168,14 @@ def _chapter(subject: Subject, chapter: int, end: float, noise_floor: float, see
             return
         scene, chunk = PLAYS[turn % len(PLAYS)][0], CHUNKS[turn // 2 % len(CHUNKS)]
         if not scene.squeeze:
-            _remember(subject, [one.prompt for one, _ in batch], lots)
+            _remember(subject, [asked_item.prompt for asked_item, _ in batch], lots)
         with _chunked(subject, chunk, batch[0][0].prompt) as rows, over(lambda batch=batch: _where(batch)):  # type: ignore[misc]
-            done = play(subject, [(one.prompt, params) for one, params in batch], scene)
-        for (one, params), told in zip(batch, done, strict=True):
-            seen.divergence = _difference(subject, one, params, scene, told, noise_floor)
+            done = play(subject, [(asked_item.prompt, params) for asked_item, params in batch], scene)
+        for (asked_item, params), told in zip(batch, done, strict=True):
+            seen.divergence = _difference(subject, asked_item, params, scene, told, noise_floor)
             if seen.divergence is not None:
                 return
-            _count(seen, one, told, rows)
+            _count(seen, asked_item, told, rows)
 
 
 def _remember(subject: Subject, prompts: Seq[MediaPrompt], lots: random.Random) -> None:
@@ -204,9 +206,14 @@ Batch = list[tuple[Asked, SamplingParams]]
 
 def _batches(subject: Subject, asked: Seq[Asked], chapter: int) -> Iterator[Batch]:
     each = [
-        (one, replace(one.params, drafter=name, draft_tokens=LENGTHS[(2 * i + j + chapter) % len(LENGTHS)]))
+        (
+            question,
+            replace(
+                question.params, drafter=name, draft_tokens=LENGTHS[(2 * i + j + chapter) % len(LENGTHS)]
+            ),
+        )
         for i, name in enumerate(subject.drafters)
-        for j, one in enumerate(asked)
+        for j, question in enumerate(asked)
     ]
     random.Random(chapter).shuffle(each)
     turn = 5 * chapter
@@ -233,34 +240,34 @@ def _chunked(subject: Subject, chunk: int, prompt: MediaPrompt) -> Iterator[int]
 def _where(batch: Batch) -> dict[str, str]:
     return {
         "drafter": ", ".join(dict.fromkeys(str(params.drafter) for _, params in batch)),
-        "prompt": ", ".join(one.name for one, _ in batch),
+        "prompt": ", ".join(question.name for question, _ in batch),
     }
 
 
-def _count(seen: Seen, one: Asked, told: Output, rows: int) -> None:
+def _count(seen: Seen, question: Asked, told: Output, rows: int) -> None:
     seen.texts += 1
     seen.tokens += len(told.tokens)
-    seen.rows += sum(len(item.vectors) for item in one.prompt.media)
+    seen.rows += sum(len(item.vectors) for item in question.prompt.media)
     seen.drafted += told.stats.drafted
     seen.accepted += told.stats.accepted
     seen.reused += told.stats.cached_prompt_tokens
     seen.chunks.add(rows)
-    found = told.stats.cached_prompt_tokens
-    seen.within |= {found - item.start for item in one.prompt.media if item.start < found < item.end}
-    seen.names.add(one.name)
+    cached = told.stats.cached_prompt_tokens
+    seen.within |= {cached - item.start for item in question.prompt.media if item.start < cached < item.end}
+    seen.names.add(question.name)
 
 
 def _difference(
-    subject: Subject, one: Asked, params: SamplingParams, scene: Scene, told: Output, noise_floor: float
+    subject: Subject, question: Asked, params: SamplingParams, scene: Scene, told: Output, noise_floor: float
 ) -> Divergence | None:
-    mine, other = one.told.tokens, told.tokens
-    if mine == other and not told.error and one.told.text == told.text:
+    mine, other = question.told.tokens, told.tokens
+    if mine == other and not told.error and question.told.text == told.text:
         return None
     at = next(
         (i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other))
     )
     drafter = f"{params.drafter} drafting {params.draft_tokens}"
-    name = f"{one.name}, {drafter}, temperature {params.temperature:g}, {scene.name}"
+    name = f"{question.name}, {drafter}, temperature {params.temperature:g}, {scene.name}"
     return Divergence(
         case=name, position=at, plain_token=mine[at] if at < len(mine) else -1,
         other_token=other[at] if at < len(other) else -1,

@@ -90,15 +90,15 @@ def compare(
             report(i + 1)
 
 
-def _add(seen: Starts, asked: Circumstance, said: dict[str, str]) -> None:
+def _add(seen: Starts, asked: Circumstance, digests: dict[str, str]) -> None:
     seen.processes, seen.killed = seen.processes + 1, seen.killed + asked.killed
     seen.circumstances[asked.name] += 1
-    arithmetic = said.pop("arithmetic", "")
+    arithmetic = digests.pop("arithmetic", "")
     seen.arithmetic = seen.arithmetic or arithmetic
     plain = (
         arithmetic.startswith("plain torch") and asked.threads
     )  # keeps its bits for one number of threads alone
-    for what, bits in said.items():
+    for what, bits in digests.items():
         name = f"{what} by {asked.threads} threads" if plain and not what.endswith("threads") else what
         if bits != seen.first.setdefault(name, bits):
             seen.different.setdefault(name, []).append(asked.name)
@@ -169,11 +169,11 @@ def _line(process: subprocess.Popen[str]) -> dict[str, str]:
         raise RuntimeError(
             f"a process ended with {process.wait()}: {trace[-1] if trace else 'it said nothing'}"
         )
-    said: dict[str, str] = json.loads(line)
-    if "error" in said:
-        kind = CapacityError if said["kind"] == CapacityError.__name__ else PacelineError
-        raise kind(f"a process could not do it: {said['error']}")
-    return said
+    digests: dict[str, str] = json.loads(line)
+    if "error" in digests:
+        kind = CapacityError if digests["kind"] == CapacityError.__name__ else PacelineError
+        raise kind(f"a process could not do it: {digests['error']}")
+    return digests
 
 
 def _pause(process: subprocess.Popen[str], after: float) -> None:

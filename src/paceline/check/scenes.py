@@ -83,11 +83,11 @@ def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Output
                 engine.add(name, copied(prompt), params, scene.salt)
                 if scene.apart:
                     break
-            if scene.churn and step % 5 == 1 and not all(one.finish for one in output):
+            if scene.churn and step % 5 == 1 and not all(request.finish for request in output):
                 engine.cancel(unrelated)
                 unrelated = f"unrelated-{step}"
                 engine.add(unrelated, *_unrelated(*requests[step % len(requests)], step), scene.salt)
-            elif all(one.finish for one in output):
+            elif all(request.finish for request in output):
                 engine.cancel(unrelated)
             for delta in engine.step():
                 if delta.request in names and delta.index == 0:

@@ -26,17 +26,17 @@ def base_model(folder: Path) -> str | None:
     except LoadError:
         return None
     head = text.split("\n---", 1)[0] if text.startswith("---") else ""
-    found = _BASE.search(head)
-    return None if found is None else found["id"]
+    match = _BASE.search(head)
+    return None if match is None else match["id"]
 
 
 def unquantized(folder: Path) -> str:
     """Which checkpoint to take in the place of a quantized one; of Gemma 4's QAT models Google publishes it by itself."""
     base = base_model(folder)
     for name in (folder.name, base or ""):
-        found = _GEMMA.search(name)
-        if found is not None and "-qat" in name.lower():
-            return f"google/gemma-4-{found['size'].upper()}-it-qat-q4_0-unquantized"
+        match = _GEMMA.search(name)
+        if match is not None and "-qat" in name.lower():
+            return f"google/gemma-4-{match['size'].upper()}-it-qat-q4_0-unquantized"
     if base is None:
         return "the bfloat16 checkpoint it was made from (its model card names it as base_model)"
     return base if base != folder.name else "the bfloat16 checkpoint"
@@ -45,9 +45,9 @@ def unquantized(folder: Path) -> str:
 def fitting_assistant(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The hub id of the assistant that Google made for the model's base: by its card, its name or its shapes."""
     for name in (base_model(folder), str(config.get("_name_or_path") or ""), folder.name):
-        found = _GEMMA.search(name or "")
-        if found is not None:
-            return f"google/gemma-4-{found['size'].upper()}-it-assistant"
+        match = _GEMMA.search(name or "")
+        if match is not None:
+            return f"google/gemma-4-{match['size'].upper()}-it-assistant"
     nested = config.get("text_config")
     text = nested if isinstance(nested, Mapping) else config
     hidden, layers = text.get("hidden_size"), text.get("num_hidden_layers")
@@ -59,13 +59,13 @@ def quantized_by(path: Path, kinds: Mapping[str, int], parameters: int) -> str |
     """One line on how a model's weights are stored, and by whom; None for plain floats. `kinds`: how many matrices of a
     folder are stored how, `parameters` those of a GGUF file."""
     if not is_gguf(path):
-        found = Counter(kinds).most_common()
+        by_count = Counter(kinds).most_common()
         more = (
-            f" ({found[0][1]} matrices; {sum(n for _, n in found[1:])} in other ways)"
-            if len(found) > 1
+            f" ({by_count[0][1]} matrices; {sum(n for _, n in by_count[1:])} in other ways)"
+            if len(by_count) > 1
             else ""
         )
-        return found[0][0] + more if found else None
+        return by_count[0][0] + more if by_count else None
     model = Gguf(path)
     size = sum(tensor.nbytes for tensor in model.tensors.values())
     name = NAMES.get(model.get("general.file_type", -1)) or _of_gguf(model)["dtype"]

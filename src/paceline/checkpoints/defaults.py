@@ -42,12 +42,12 @@ def read_defaults(path: Path) -> ModelDefaults:
     """
     if path.is_file():
         model = Gguf(path)
-        found = {name: model[key] for name, key in GGUF_KEYS.items() if key in model}
+        stored = {name: model[key] for name, key in GGUF_KEYS.items() if key in model}
         where = f"{path}: general.sampling"
     else:
-        found, where = read_json(path / "generation_config.json") or {}, "generation_config.json"
-    values = {name: _number(found, row, where) for name, row in _ROWS.items()}
-    if found.get("do_sample") is False:
+        stored, where = read_json(path / "generation_config.json") or {}, "generation_config.json"
+    values = {name: _number(stored, row, where) for name, row in _ROWS.items()}
+    if stored.get("do_sample") is False:
         values["temperature"] = 0.0
     return ModelDefaults(**values)
 
@@ -63,13 +63,13 @@ def pooling_of(path: Path) -> str:
         model = Gguf(path)
         kind = model.get(f"{model.get('general.architecture')}.pooling_type")
         return _POOLING.get(kind, "last") if isinstance(kind, int) else "last"
-    said = read_json(path / "1_Pooling" / "config.json") or {}
-    return "mean" if said.get("pooling_mode_mean_tokens") is True else "last"
+    pooling = read_json(path / "1_Pooling" / "config.json") or {}
+    return "mean" if pooling.get("pooling_mode_mean_tokens") is True else "last"
 
 
-def _number(found: Mapping[str, Any], row: Option, where: str) -> Any:
+def _number(stored: Mapping[str, Any], row: Option, where: str) -> Any:
     """The value of a row. A whole number may be written as 64.0, and -1 is off where 0 is."""
-    value = found.get(row.name)
+    value = stored.get(row.name)
     if value is None:
         return None
     if isinstance(row.kind, Whole) and isinstance(value, float) and value.is_integer():

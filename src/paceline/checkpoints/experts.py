@@ -28,12 +28,12 @@ def fuse(entries: dict[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> 
         if name in entries or not at.endswith(".experts") or stack not in STACKS:
             continue
         for names, axis in _layouts(at, stack, shape[0]):
-            parts = tuple(entries[one] for one in names if one in entries)
+            parts = tuple(entries[entry_name] for entry_name in names if entry_name in entries)
             fits = len(parts) == len(names) and len({(part.dtype, part.shape) for part in parts}) == 1
             if fits and len(parts[0].shape) > axis:  # a scale has an axis less
                 entries[name] = _stacked(name, parts, shape[0], axis)
-                for one in names:
-                    del entries[one]
+                for entry_name in names:
+                    del entries[entry_name]
                 break
 
 

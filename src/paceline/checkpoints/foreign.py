@@ -111,7 +111,7 @@ def _sign(raw: Mapping[str, Any]) -> Sign | DrafterKind | None:
     for drafter in KINDS.values():
         if sign is not None and drafter.implied is not None and drafter.implied[0] == sign.word:
             sign = drafter if drafter.implied[1] in raw else sign
-    parallel = any(said.get(key) not in (None, False) for said in (raw, inner) for key in PARALLEL_KEYS)
+    parallel = any(fields.get(key) not in (None, False) for fields in (raw, inner) for key in PARALLEL_KEYS)
     if isinstance(sign, DrafterKind) and sign.side_by_side is not None and parallel:
         return KINDS[sign.side_by_side]
     return sign
@@ -131,18 +131,18 @@ def explain_folder(folder: Path) -> str:
     if incomplete(folder):
         return f"{folder}: the download is not complete: run `hf download` again, it goes on where it stopped"
     for pattern, what in OTHER_FILES:
-        found = _names(folder, pattern)
-        if found:
-            return f"{folder} holds {what} ({found}) and has no config.json: use the safetensors checkpoint of this model"
-    found = _names(folder, "*.safetensors")
-    if found:
-        return f"{folder} has weights ({found}) but has no config.json: copy it there from the model's repository"
+        names = _names(folder, pattern)
+        if names:
+            return f"{folder} holds {what} ({names}) and has no config.json: use the safetensors checkpoint of this model"
+    names = _names(folder, "*.safetensors")
+    if names:
+        return f"{folder} has weights ({names}) but has no config.json: copy it there from the model's repository"
     if (folder / "params.json").is_file():
         return f"{folder} is in Meta's layout: `paceline convert {folder} -o OUT` makes a folder that runs"
     for pattern in PICKLES:
-        found = _names(folder, pattern)
-        if found:
-            return f"{folder} has pickled weights ({found}) and has no config.json: use the safetensors checkpoint"
+        names = _names(folder, pattern)
+        if names:
+            return f"{folder} has pickled weights ({names}) and has no config.json: use the safetensors checkpoint"
     inside = _models_inside(folder)
     if inside:
         return f"{folder} has no config.json, but its folder {inside[0].name} has: give {inside[0]}"
@@ -164,8 +164,8 @@ def _models_inside(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path, pattern: str) -> str:
-    found = sorted(path.name for path in _glob(folder, pattern))
-    return ", ".join(found[:NAMED_AT_MOST]) + (", ..." if len(found) > NAMED_AT_MOST else "")
+    names = sorted(path.name for path in _glob(folder, pattern))
+    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
 
 
 def _glob(folder: Path, pattern: str) -> Any:

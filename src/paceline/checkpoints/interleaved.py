@@ -36,9 +36,9 @@ def put_in_order(entries: dict[str, Entry], folder: Path) -> None:
             if (
                 ".experts." in name
                 and entry.make is None
-                and (found := order_of(name, entry.shape)) is not None
+                and (order := order_of(name, entry.shape)) is not None
             ):
-                _see_floats(entries, name, *found)
+                _see_floats(entries, name, *order)
     for name in [name for name in entries if ROUTER[0] in name]:
         entries[name.replace(*ROUTER)] = entries.pop(name)
 
@@ -91,8 +91,8 @@ def packed(data: Tensor, scale: Tensor) -> Tensor:
     bytes with value j in the low and value j + 16 in the high bits."""
     out = torch.empty(*data.shape[:-1], PAIRS + 1, dtype=torch.uint8)
     out[..., 0] = scale
-    for to, one in zip(out, data):  # one expert at a time: a stack may take gigabytes
-        values = torch.stack((one & 15, one >> 4), dim=-1).flatten(-2)  # [rows, n, 32]
+    for to, expert in zip(out, data):  # one expert at a time: a stack may take gigabytes
+        values = torch.stack((expert & 15, expert >> 4), dim=-1).flatten(-2)  # [rows, n, 32]
         to[..., 1:] = values[..., :PAIRS] | values[..., PAIRS:] << 4
     return out.flatten(2)
 
@@ -104,7 +104,7 @@ def packed_halves(data: Tensor, scale: Tensor) -> Tensor:
 
 def values_of(packed: Tensor) -> Tensor:
     """GGUF's blocks [E, rows, bytes] as bfloat16, which holds their values exactly; one expert at a time."""
-    made = [torch.from_numpy(formats.dequantize(MXFP4, one.numpy())).bfloat16() for one in packed]
+    made = [torch.from_numpy(formats.dequantize(MXFP4, expert.numpy())).bfloat16() for expert in packed]
     return torch.stack(made)
 
 

@@ -340,7 +340,7 @@ def may_skip(name: str, shared_layers: set[int]) -> bool:
 
 def modules_of(names: Iterable[str]) -> tuple[str, ...]:
     """The beginnings of names of what predicts further tokens, in the files of a target."""
-    return tuple({found[1] for name in names if (found := MODULE.fullmatch(name))})
+    return tuple({match[1] for name in names if (match := MODULE.fullmatch(name))})
 
 
 def _some(names: list[str]) -> str:
@@ -391,15 +391,15 @@ class Weights:
         return replace(weight, adapted=adapted) if adapted else weight
 
     def _plain(self, name: str) -> Weight:
-        if self._blocks and (kept := self._tensors.take_blocks(f"{name}.weight")):
-            return self._of_blocks(*kept)
+        if self._blocks and (blocks := self._tensors.take_blocks(f"{name}.weight")):
+            return self._of_blocks(*blocks)
         scale = self._tensors.take_scale(f"{name}.weight")
         return self._weight(name, self._tensors.take(f"{name}.weight"), scale)
 
     def stack(self, name: str) -> tuple[Weight, ...]:
         """[E, out, in] as E matrices, named `name.0` and so on."""
-        if self._blocks and (kept := self._tensors.take_blocks(name)):
-            data, kind, beside = kept
+        if self._blocks and (blocks := self._tensors.take_blocks(name)):
+            data, kind, beside = blocks
             return tuple(
                 self._of_blocks(part, kind, None if beside is None else beside[i])
                 for i, part in enumerate(data)
@@ -407,7 +407,8 @@ class Weights:
         scale, parts = self._tensors.take_scale(name), self._tensors.take(name)
         scales = [None] * len(parts) if scale is None else list(scale)
         return tuple(
-            self._weight(f"{name}.{i}", part, one) for i, (part, one) in enumerate(zip(parts, scales))
+            self._weight(f"{name}.{i}", part, own_scale)
+            for i, (part, own_scale) in enumerate(zip(parts, scales))
         )
 
     def unpacked(self, name: str) -> Weight:

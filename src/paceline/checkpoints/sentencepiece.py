@@ -71,11 +71,11 @@ def read_vocabulary(path: Path) -> Vocabulary:
         raise ConfigError(
             f"{path} {other}, which is not converted: give the folder the tokenizer.json of its makers instead"
         )
-    found = {name: _signed(trainer.get(field, unsaid)) for name, (field, unsaid) in IDS.items()}
+    ids = {name: _signed(trainer.get(field, unsaid)) for name, (field, unsaid) in IDS.items()}
     return Vocabulary(path, {
         "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": types, "tokenizer.ggml.add_space_prefix": bool(normalizer.get(PREFIX, 1)),
-        **{f"tokenizer.ggml.{name}_token_id": i for name, i in found.items() if i >= 0},
+        **{f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items() if i >= 0},
     })  # fmt: skip
 
 

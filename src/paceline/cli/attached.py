@@ -51,26 +51,29 @@ def attach(reader: MediaReader | None, path: str, kind: Kind | None = None) -> A
     from paceline.media.sources import of_any
     from paceline.media.talk import MediaItem
 
-    found = Path(os.path.expanduser(path))
-    kind = kind or ("audio" if found.suffix[1:].lower() in _SOUNDS else "image")
+    place = Path(os.path.expanduser(path))
+    kind = kind or ("audio" if place.suffix[1:].lower() in _SOUNDS else "image")
     if reader is None or (why := reader.why_not(kind)) is not None:
         why = "this model reads text only" if reader is None else why
-        raise UsageError(f"{found.name} cannot be attached: {why}")
-    data = of_any(found, found.name)
-    return Attachment(kind, found.name, data, reader.count(MediaItem(kind, data, found.name)))
+        raise UsageError(f"{place.name} cannot be attached: {why}")
+    data = of_any(place, place.name)
+    return Attachment(kind, place.name, data, reader.count(MediaItem(kind, data, place.name)))
 
 
 def files_in(text: str) -> tuple[str, list[str], list[str]]:
     """(the text without the paths of existing files, these, paths of files that do not exist). Web addresses are text."""
     files, missing = list[str](), list[str]()
 
-    def take(found: re.Match[str]) -> str:
-        typed = found[1] or found[2] or found[3]
+    def take(match: re.Match[str]) -> str:
+        typed = match[1] or match[2] or match[3]
         if "://" in typed and not typed.lower().startswith("file://"):
-            return found[0]
-        path = next((one for one in _spelled(typed, bare=found[3] is not None) if Path(one).is_file()), None)
+            return match[0]
+        path = next(
+            (spelling for spelling in _spelled(typed, bare=match[3] is not None) if Path(spelling).is_file()),
+            None,
+        )
         (missing if path is None else files).append(typed if path is None else path)
-        return found[0] if path is None else ""
+        return match[0] if path is None else ""
 
     rest = _PATH.sub(take, text)
     return (re.sub(r"[ \t]{2,}", " ", rest).strip() if files else text), files, missing
@@ -82,7 +85,7 @@ def typed_path(text: str, command: str) -> str:
     bare = text[1:-1] if quoted else text
     if not bare:
         raise UsageError(f"{command} needs the name of a file: {command} cat.jpg")
-    return next((one for one in _spelled(bare, bare=not quoted) if Path(one).is_file()), bare)
+    return next((spelling for spelling in _spelled(bare, bare=not quoted) if Path(spelling).is_file()), bare)
 
 
 def _spelled(typed: str, *, bare: bool) -> list[str]:
@@ -91,11 +94,14 @@ def _spelled(typed: str, *, bare: bool) -> list[str]:
         path = unquote(typed[len("file://") :]).removeprefix("localhost")
         return [path[1:] if _DRIVE.match(path) and path.startswith("/") else path]
     plain = re.sub(r"\\(.)", r"\1", typed) if bare and not _DRIVE.match(typed) else typed
-    return [os.path.expanduser(one) for one in dict.fromkeys((plain, typed))]
+    return [os.path.expanduser(spelling) for spelling in dict.fromkeys((plain, typed))]
 
 
 def content(text: str, attached: Seq[Attachment]) -> str | list[dict[str, Any]]:
     """A message: what is attached stands before its text."""
     if not attached:
         return text
-    return [*(one.part for one in attached), *([{"type": "text", "text": text}] if text else [])]
+    return [
+        *(attachment.part for attachment in attached),
+        *([{"type": "text", "text": text}] if text else []),
+    ]

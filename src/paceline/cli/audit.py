@@ -105,12 +105,12 @@ def command(
             "nothing to compare with: give --against URL, or --against-body for the same server without speculation"
         )
     key = _key(key_env, key_file)
-    one = Endpoint(url, model, key, _body("--body", body), timeout)
+    endpoint = Endpoint(url, model, key, _body("--body", body), timeout)
     other = Endpoint(
         against or url, against_model or (model if against is None else None),
         _key(against_key_env, None) or key, _body("--against-body", against_body), timeout,
     )  # fmt: skip
-    report = _run(one, other, Plan(**effort, images=tuple(map(_data_url, images))))
+    report = _run(endpoint, other, Plan(**effort, images=tuple(map(_data_url, images))))
     click.echo(to_text(report))
     if json_path is not None:
         _write(json_path, json.dumps(report.to_json(), indent=1))

@@ -150,16 +150,16 @@ def command(
     table = lines(runs)
     _print(table)
     facts = _facts(subject.engine, runs)
-    said = [*subject.says, *verdict(table).say(), facts.pop("roofline_says")]
+    sentences = [*subject.says, *verdict(table).say(), facts.pop("roofline_says")]
     if vague := unsure(runs, plan["within"]):
-        said.append(f"{len(vague)} of {len(table)} ratios are not known to within {plan['within']:.2%}.")
-    said += [f"Ended early: {ended}."] if ended else []
-    click.echo("\n" + "\n".join(said))
+        sentences.append(f"{len(vague)} of {len(table)} ratios are not known to within {plan['within']:.2%}.")
+    sentences += [f"Ended early: {ended}."] if ended else []
+    click.echo("\n" + "\n".join(sentences))
     extra = facts | {"provenance": provenance("paceline " + " ".join(sys.argv[1:])), "ended": ended}
     record = to_json(runs, extra)
     record["verdict"] = [*subject.says, *record["verdict"]]
     _write(json_path, lambda: json.dumps(record, indent=1, default=str) + "\n")
-    _write(html_path, lambda: _page(table, said, extra))
+    _write(html_path, lambda: _page(table, sentences, extra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +275,13 @@ def _with_progress(run: Any, total: int) -> tuple[list[Run], str]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("warming up", total=total)
 
-        def report(one: Run) -> None:
+        def report(run: Run) -> None:
             done = progress.tasks[task].completed + 1  # more than were asked for, with --within
             progress.update(
                 task,
                 completed=done,
                 total=max(total, done),
-                description=f"{one.cell.workload} x{one.cell.batch} {one.setting.label}",
+                description=f"{run.cell.workload} x{run.cell.batch} {run.setting.label}",
             )
 
         out: tuple[list[Run], str] = run(report)
@@ -331,10 +331,10 @@ def _staircase(engine: Engine) -> dict[int, float]:
     return {n: table[n - 1] for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
 
 
-def _page(table: list[Line], said: list[str], extra: dict[str, Any]) -> str:
+def _page(table: list[Line], sentences: list[str], extra: dict[str, Any]) -> str:
     from paceline.bench.report import page
 
-    return page(table, said, extra, extra["staircase_seconds"])
+    return page(table, sentences, extra, extra["staircase_seconds"])
 
 
 def _write(path: str | None, make: Any) -> None:

@@ -151,11 +151,11 @@ def _state(path: str | None, lossy: SamplingParams | None) -> StateFile | None:
     return StateFile(Path(path))
 
 
-def _lossy(verify: str, said: dict[str, float | None]) -> SamplingParams | None:
+def _lossy(verify: str, values: dict[str, float | None]) -> SamplingParams | None:
     """What is measured instead of the proofs. Raises UsageError for thresholds without their rule."""
     from paceline.core import SamplingParams
 
-    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if verify == "typical":
         return SamplingParams(verify="typical", **given)
     if given:

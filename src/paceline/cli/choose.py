@@ -30,9 +30,9 @@ def start(ctx: click.Context) -> None:
     from paceline.forecast.catalogue import well_known
 
     click.echo("looking for models and at the memory of this machine", err=True)
-    place, found = place_here(), found_here()
-    here = [entry for entry in local_entries(found, place) if entry.context is not None]
-    known = [] if offline() else well_known(place, [one.name for one in found])
+    place, models = place_here(), found_here()
+    here = [entry for entry in local_entries(models, place) if entry.context is not None]
+    known = [] if offline() else well_known(place, [model.name for model in models])
     large = too_large(known, place.free)
     while True:
         entries = offered(here, known)

@@ -63,12 +63,12 @@ class Conversation:
     """What is entered goes to `take`. `chat`: turns by the model's template; else each text is continued on its own."""
 
     def __init__(
-        self, llm: LLM, said: dict[str, Any], *, chat: bool, system: str | None = None, drafts: bool = False,
+        self, llm: LLM, options: dict[str, Any], *, chat: bool, system: str | None = None, drafts: bool = False,
         refuse: bool = False, loaded: Loaded | None = None,
     ) -> None:  # fmt: skip
         """`said`: sampling settings of the command line. `loaded`: what can load another model in the place of `llm`.
         Raises UsageError for a system prompt that cannot be."""
-        self.llm, self.said, self.chat, self.drafts = llm, dict(said), chat, drafts
+        self.llm, self.options, self.chat, self.drafts = llm, dict(options), chat, drafts
         self.done = self.always_stats = False
         self.stats: Stats | None = None
         self._loaded, self._refuse = loaded, refuse
@@ -105,12 +105,12 @@ class Conversation:
     def take(self, line: str) -> Iterator[Piece]:
         """What an entered text brings: an answer as it is written, or what a command says. Errors are pieces, too."""
         text = clean(line)
-        found = _COMMAND.fullmatch(text.strip())
+        match = _COMMAND.fullmatch(text.strip())
         if text.lstrip().startswith(QUOTES):
-            text, found = quoted(text), None
+            text, match = quoted(text), None
         try:
-            if found is not None:
-                yield from self._command(found[1], (found[2] or "").strip())
+            if match is not None:
+                yield from self._command(match[1], (match[2] or "").strip())
             elif text.strip():
                 text = yield from self._taken(text)
                 if text:
@@ -150,7 +150,7 @@ class Conversation:
         context, turn, ids = self.llm.engine.max_len, None, list[int]()
         if self.chat:
             question = content(text, self.attached)
-            asked = self.turns.prompt(question, self.said.get("max_tokens"))
+            asked = self.turns.prompt(question, self.options.get("max_tokens"))
             if asked.dropped:
                 yield Piece(
                     f"the context of {context} tokens is full: the model no longer sees the oldest {asked.dropped} "
@@ -162,7 +162,7 @@ class Conversation:
         else:
             ids = self.llm.tokenizer.encode(text)
         room = max(context - len(ids), 1)
-        params = self.llm.params(**(({"max_tokens": room} if self.chat else {}) | self.said))
+        params = self.llm.params(**(({"max_tokens": room} if self.chat else {}) | self.options))
         if self.chat:
             turn = self.llm.chats.turn(asked.asked, asked.prompt, params, self.llm.grammars)
             params = turn.params
@@ -178,7 +178,7 @@ class Conversation:
                         break
         finally:
             if self.chat and tokens:
-                self.turns.add(question, painter.said, asked.prompt, tokens)
+                self.turns.add(question, painter.answered, asked.prompt, tokens)
                 self.attached = []
         yield from self._end(
             last,
@@ -252,18 +252,18 @@ class Conversation:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SETTINGS)}"
             raise UsageError(f"unknown setting {name!r}: {hint}")
         if name:
-            said = {key: old for key, old in self.said.items() if key != name}
+            others = {key: old for key, old in self.options.items() if key != name}
             if value.strip():
-                said[name] = _value(value.strip(), name)
-            self.llm.engine.check([0], self.llm.params(**({"max_tokens": 1} | said)))
-            self.said = said
+                others[name] = _value(value.strip(), name)
+            self.llm.engine.check([0], self.llm.params(**({"max_tokens": 1} | others)))
+            self.options = others
         yield Piece(self._settings(), "note")
 
     def _settings(self) -> str:
         own = dict(self.llm.info.get("sampling", {}))
-        lines = [f"{name} = {value}" for name, value in self.said.items()]
+        lines = [f"{name} = {value}" for name, value in self.options.items()]
         lines += [
-            f"{name} = {value} (the model's own)" for name, value in own.items() if name not in self.said
+            f"{name} = {value} (the model's own)" for name, value in own.items() if name not in self.options
         ]
         return "\n".join(lines) or "greedy: the most likely token each time; no setting is changed"
 
@@ -303,7 +303,7 @@ class Conversation:
             yield Piece(f"{path} holds another conversation: the same command once more replaces it", "note")
             return
         saved = {
-            "kind": _KIND, "target": self.llm.info["target"], "system": self.turns.system, "settings": self.said,
+            "kind": _KIND, "target": self.llm.info["target"], "system": self.turns.system, "settings": self.options,
             "messages": self.turns.messages,
         }  # fmt: skip
         beside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -327,11 +327,11 @@ class Conversation:
             raise UsageError(f"{path} is no saved conversation: give a file that /save has written")
         self._need_chat("a conversation")
         settings = saved.get("settings")
-        said = {k: v for k, v in settings.items() if k in SETTINGS} if isinstance(settings, dict) else {}
-        self.llm.params(**said)
+        options = {k: v for k, v in settings.items() if k in SETTINGS} if isinstance(settings, dict) else {}
+        self.llm.params(**options)
         self.turns.check(system)
         self.turns.replace(system, messages)
-        self.said, self._file = said, path.resolve()
+        self.options, self._file = options, path.resolve()
         yield from (Piece(_shown(message), "note") for message in messages)
         yield Piece(f"{len(messages)} messages are read from {path}", "note")
 
@@ -339,7 +339,7 @@ class Conversation:
         if not rest:
             from paceline.cli.models_here import found_here
 
-            named = [one.target for one in found_here() if one.role == "target" and one.why is None]
+            named = [entry.target for entry in found_here() if entry.role == "target" and entry.why is None]
             yield Piece(f"now {self._now()}; here are {', '.join(named)}, or any folder or hub id", "note")
             return
         yield from self._change(rest, None)
@@ -348,12 +348,13 @@ class Conversation:
         there = self.llm.engine.drafter_names
         if not rest:
             yield Piece(
-                f"now {self.said.get('drafter', self.llm.info['drafter'])}; loaded are {', '.join(there)}; /drafter auto "
+                f"now {self.options.get('drafter', self.llm.info['drafter'])}; loaded are {', '.join(there)}; "
+                "/drafter auto "
                 "is the one that fits, and a folder or hub id is loaded",
                 "note",
             )
         elif rest in there:  # loaded already: a setting of the next answers
-            self.said = self.said | {"drafter": rest}
+            self.options = self.options | {"drafter": rest}
             yield Piece(f"the next answers are drafted by {rest}", "note")
         else:
             yield from self._change(None, None if rest == "auto" else rest)
@@ -372,7 +373,7 @@ class Conversation:
             before, self.llm = self.turns, self._loaded.llm
             self.turns = Turns(self.llm, refuse=self._refuse)
             self.turns.replace(before.system, before.messages)
-            self.said = {name: value for name, value in self.said.items() if name != "drafter"}
+            self.options = {name: value for name, value in self.options.items() if name != "drafter"}
             self.attached, self.stats = [], None
         if target is not None:
             self.chat = bool(self.llm.info["chat"])
@@ -401,8 +402,8 @@ def _value(text: str, name: str) -> Any:
 
 def _shown(message: Message) -> str:
     """A message of a saved conversation for a reader; of pictures and sound their kind."""
-    said, mark = message["content"], ">>> " if message["role"] == "user" else ""
-    parts = [said] if isinstance(said, str) else [part.get("text", f"[{part['type']}]") for part in said]
+    text, mark = message["content"], ">>> " if message["role"] == "user" else ""
+    parts = [text] if isinstance(text, str) else [part.get("text", f"[{part['type']}]") for part in text]
     return mark + " ".join(parts)
 
 
@@ -417,9 +418,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     from paceline.files import read_json
 
     try:
-        found = read_json(path)
+        content = read_json(path)
     except PacelineError as error:
         if path.is_file():
             return None
         raise UsageError(f"cannot read {path}: {error}") from error
-    return found if isinstance(found, dict) and found.get("kind") == _KIND else None
+    return content if isinstance(content, dict) and content.get("kind") == _KIND else None

@@ -101,12 +101,12 @@ def _towers(source: Path) -> Projector | None:
     from paceline.media.beside import projector_of
     from paceline.models.config import parse_target, read_config
 
-    found = projector_of(source, None, parse_target(read_config(source)).hidden_size)
-    if isinstance(found, str):
-        raise UsageError(found.replace("name one with --mmproj", "leave one beside the model"))
-    if found is not None:
-        click.echo(f"towers: {found.path.name}", err=True)
-    return found
+    projector = projector_of(source, None, parse_target(read_config(source)).hidden_size)
+    if isinstance(projector, str):
+        raise UsageError(projector.replace("name one with --mmproj", "leave one beside the model"))
+    if projector is not None:
+        click.echo(f"towers: {projector.path.name}", err=True)
+    return projector
 
 
 def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: str, force: bool) -> None:
@@ -119,12 +119,12 @@ def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: st
 
     models = [(source, out)]
     if drafter != "none":
-        found, path, why = choose_drafter(EngineConfig(target=target, drafter=drafter), source)
+        drafter_kind, path, why = choose_drafter(EngineConfig(target=target, drafter=drafter), source)
         if path is None:
             raise UsageError(
                 f"--drafter {drafter}: there is no model to convert ({why}): name a folder or a hub id"
             )
-        models.append((path, out.with_name(f"{out.stem}-{file_word(found.partition('+')[0])}.gguf")))
+        models.append((path, out.with_name(f"{out.stem}-{file_word(drafter_kind.partition('+')[0])}.gguf")))
     for _, to in models:
         check_free(to, force)
     for path, to in models:

@@ -24,19 +24,19 @@ OF_EXTRA = {
 
 def facts() -> dict[str, str]:
     """What to know of the installation, by the name of a line. Loads torch, no model, and writes nothing."""
-    found = {
+    rows = {
         "paceline": f"{__version__}, {Path(__file__).parents[1]}",
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.platform(aliased=True)}, {''.join(platform.libc_ver()) or 'libc unknown'}",
         "extras": ", ".join(_extras()) or "none",
     }
     if importlib.util.find_spec("torch") is None:
-        return found | {"torch": "missing, without it nothing runs: pip install torch"} | _caches()
-    return found | _kernels() | _torch() | _memory() | _caches()
+        return rows | {"torch": "missing, without it nothing runs: pip install torch"} | _caches()
+    return rows | _kernels() | _torch() | _memory() | _caches()
 
 
-def lines(found: dict[str, str]) -> list[str]:
-    return [f"{name:12} {what}" for name, what in found.items()]
+def lines(rows: dict[str, str]) -> list[str]:
+    return [f"{name:12} {what}" for name, what in rows.items()]
 
 
 def _extras() -> list[str]:
@@ -48,10 +48,10 @@ def _kernels() -> dict[str, str]:
     from paceline.provenance import provenance
 
     reason = native.why_not()
-    said = f"none: {reason}" if reason else f"{native.isa()}, {native.default_threads()} threads"
+    words = f"none: {reason}" if reason else f"{native.isa()}, {native.default_threads()} threads"
     if not reason and (wrong := native.left_out()):
-        said += f"; computes wrongly here and is not used: {wrong}"
-    return {"processor": str(provenance("")["processor"]), "kernels": said}
+        words += f"; computes wrongly here and is not used: {wrong}"
+    return {"processor": str(provenance("")["processor"]), "kernels": words}
 
 
 def _torch() -> dict[str, str]:
@@ -83,14 +83,14 @@ def _build(number: str, cuda: str | None) -> str:
 def _devices() -> str:
     import torch
 
-    found = [f"cpu ({os.cpu_count()} processors)"]
+    devices = [f"cpu ({os.cpu_count()} processors)"]
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(i)
-            found.append(f"cuda:{i} {about.name}, {about.total_memory / 2**30:.0f} GiB")
+            devices.append(f"cuda:{i} {about.name}, {about.total_memory / 2**30:.0f} GiB")
     if torch.backends.mps.is_available():
-        found.append("mps (untested)")
-    return ", ".join(found)
+        devices.append("mps (untested)")
+    return ", ".join(devices)
 
 
 def _memory() -> dict[str, str]:

@@ -81,8 +81,8 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
     fleet = {name: values.pop(name) for name in ("by_ray", "replicas", "ray_address")}
     if fleet["ray_address"] is not None and not fleet["by_ray"]:
         raise click.UsageError("--ray-address is for --ray: add it")
-    options, said = split("generate", values)
-    lines = read_lines(source, said)
+    options, params = split("generate", values)
+    lines = read_lines(source, params)
     if out != "-":
         read_answers(Path(out), Path(source), overwrite)  # what is no output is refused before it is opened
     try:
@@ -187,14 +187,14 @@ class _Own:
         return [self._check(line) for line in lines]
 
     def _check(self, line: Line) -> list[int] | str:
-        assert line.said is not None
+        assert line.params is not None
         try:
             if line.messages is not None:
-                (turn,) = self._llm.turns([line.messages], None, line.said | line.wanted)
+                (turn,) = self._llm.turns([line.messages], None, line.params | line.wanted)
                 self._llm.engine.check(turn.prompt.ids, turn.params)
                 self._turns[line.number] = turn
                 return turn.prompt.ids
-            params = self._llm.params(**line.said)
+            params = self._llm.params(**line.params)
             if (constraint := self._llm.held(line.wanted.get("response_format"))) is not None:
                 params = replace(params, constraint=constraint)
             ((ids, _),) = self._llm.requests([line.prompt], params, {}, line.media)
@@ -207,14 +207,16 @@ class _Own:
         turns = [self._turns.get(line.number) for line, _ in todo]
         params = [self._params[line.number] if turn is None else turn.params
                   for (line, _), turn in zip(todo, turns, strict=True)]  # fmt: skip
-        for found in self._llm.completions([(ids, one) for (_, ids), one in zip(todo, params, strict=True)]):
-            if found is None:
+        for written in self._llm.completions(
+            [(ids, text) for (_, ids), text in zip(todo, params, strict=True)]
+        ):
+            if written is None:
                 continue
-            i, completion = found
+            i, completion = written
             turn = turns[i]
             if turn is not None:
-                for j, one in enumerate((completion, *completion.siblings)):
-                    self._llm.settle(turn, one, j)
+                for j, text in enumerate((completion, *completion.siblings)):
+                    self._llm.settle(turn, text, j)
             yield i, completion
 
     def close(self) -> None:
@@ -233,13 +235,13 @@ class _Cluster:
         self._pool, self.name = Pool(target, options, config), target
 
     def check(self, lines: list[Line]) -> list[list[int] | str]:
-        found = self._pool.check([(line.prompt, line.said or {}) for line in lines])
+        checked = self._pool.check([(line.prompt, line.params or {}) for line in lines])
         alone = "pictures, messages and response_format are for one engine: leave --ray out"
         others = [bool(line.media or line.messages or line.wanted) for line in lines]
-        return [alone if other else one for other, one in zip(others, found, strict=True)]
+        return [alone if other else result for other, result in zip(others, checked, strict=True)]
 
     def write(self, todo: list[Ready]) -> Iterator[tuple[int, Completion]]:
-        return enumerate(self._pool.write([(ids, line.said or {}) for line, ids in todo]))
+        return enumerate(self._pool.write([(ids, line.params or {}) for line, ids in todo]))
 
     def close(self) -> None:
         self._pool.close()
@@ -314,8 +316,8 @@ def _record(asked: Line, completion: Completion, model: str) -> Record:
     if len(texts) > 1:
         line["texts"] = [c.text for c in texts]
     for field in ("reasoning", "tool_calls", "warnings"):
-        if said := getattr(completion, field):
-            line[field] = said
+        if value := getattr(completion, field):
+            line[field] = value
     if completion.stats.lossy:
         line["lossy"] = True
     if completion.error is not None:

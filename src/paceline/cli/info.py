@@ -76,8 +76,8 @@ def command(
     if target is None and named is None:
         from paceline.cli import doctor
 
-        found = doctor.facts()
-        click.echo(json.dumps(found, indent=2) if as_json else "\n".join(doctor.lines(found)))
+        rows = doctor.facts()
+        click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(doctor.lines(rows)))
         return
     import tempfile
 
@@ -115,17 +115,17 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     runner, arithmetic = pick_runner(config, device)
     pages = why_not() or "the system gives huge pages" if device.type == "cpu" else None
     weighed = outlook.weighed(folder)
-    found = [inspect(weighed, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
+    models = [inspect(weighed, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:
-        found.append(inspect(source, target=folder if kind.partition("+")[0] in KINDS else None))
+        models.append(inspect(source, target=folder if kind.partition("+")[0] in KINDS else None))
     if outlook.planned:
         text, troubles = describe_sampling(folder)
         text["weights"] = "not here: sizes are those of its shape in bfloat16"
     else:
-        text, troubles = describe_text(folder, found[0].vocab_size)
+        text, troubles = describe_text(folder, models[0].vocab_size)
         sampling, wrong = describe_sampling(folder)
         text, troubles = text | sampling, troubles + wrong
-        if not found[0].unsupported:
+        if not models[0].unsupported:
             from paceline.media.build import describe_media
 
             media, wrong = describe_media(
@@ -133,9 +133,9 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
             )
             text, troubles = text | media, troubles + wrong
     find_adapters(config, folder, partial(_note_adapter, text))
-    troubles = [trouble for one in found for trouble in one.unsupported] + troubles
-    seen = Seen(found, drafter, device, arithmetic, pages, text, troubles)
-    if not found[0].unsupported and device.type == "cpu":
+    troubles = [trouble for model in models for trouble in model.unsupported] + troubles
+    seen = Seen(models, drafter, device, arithmetic, pages, text, troubles)
+    if not models[0].unsupported and device.type == "cpu":
         _judge(seen, config, outlook, folder, runner, measure)
     return seen
 
@@ -159,9 +159,12 @@ def _pair(seen: Seen, config: EngineConfig, folder: Path, profiles: Path) -> dic
 
     kind, source, _ = seen.drafter
     if source is None:
-        found = suggestions(folder, [hub_cache()]) if config.drafter == "auto" else []
-        if found or config.drafter != "auto" or (known := drafter_for(config.target)) is None:
-            return {f"could draft{' ' * i}": one.described(folder) for i, one in enumerate(found)}
+        suggested = suggestions(folder, [hub_cache()]) if config.drafter == "auto" else []
+        if suggested or config.drafter != "auto" or (known := drafter_for(config.target)) is None:
+            return {
+                f"could draft{' ' * i}": suggestion.described(folder)
+                for i, suggestion in enumerate(suggested)
+            }
         return {"could draft": f"{known}, a smaller model of its vocabulary: --drafter {known}"}
     if seen.troubles or not weights(folder):
         return {}
@@ -239,16 +242,16 @@ def _as_json(seen: Seen) -> str:
     facts: dict[str, Any] = {
         "drafter": kind, "reason": why, "device": str(seen.device), "arithmetic": seen.arithmetic, "pages": seen.pages,
         **seen.text,
-        "models": [asdict(one) | {"path": str(one.path)} for one in seen.models],
-        "free_memory": seen.free, "fits": [asdict(one) for one in seen.fits], "next": seen.next,
-        "gpu_memory": seen.card or None, "gpu": [asdict(one) | {"total": one.total} for one in seen.needs],
+        "models": [asdict(item) | {"path": str(item.path)} for item in seen.models],
+        "free_memory": seen.free, "fits": [asdict(item) for item in seen.fits], "next": seen.next,
+        "gpu_memory": seen.card or None, "gpu": [asdict(item) | {"total": item.total} for item in seen.needs],
     }  # fmt: skip
     return json.dumps(facts, indent=2)
 
 
 def _as_text(seen: Seen) -> str:
     kind, _, why = seen.drafter
-    lines = [_describe(one) for one in seen.models]
+    lines = [_describe(model) for model in seen.models]
     lines += [f"{part:12} {what}" for part, what in seen.text.items()]
     lines += [f"drafter      {kind}: {why}", f"device       {seen.device}, {seen.arithmetic}"]
     if seen.pages is not None:
@@ -301,27 +304,29 @@ def _rate(speed: float | None) -> str:
     return "-" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}"
 
 
-def _describe(one: Inspection) -> str:
-    lines = [f"{one.role:12} {one.path}", f"  type       {one.model_type}"]
-    if one.layers:
-        lines.append(f"  layers     {one.layers}; vocabulary {one.vocab_size:,}; context {one.max_len:,}")
-    if one.parameters:
-        stored = ", ".join(f"{name} x{n}" for name, n in one.dtypes.items())
+def _describe(model: Inspection) -> str:
+    lines = [f"{model.role:12} {model.path}", f"  type       {model.model_type}"]
+    if model.layers:
         lines.append(
-            f"  weights    {sized(one.weight_bytes)}: {one.parameters / 1e6:.2f} M parameters ({stored})"
+            f"  layers     {model.layers}; vocabulary {model.vocab_size:,}; context {model.max_len:,}"
         )
-        lines += [f"    {part:24} {sized(size):>10}" for part, size in one.weights.items()]
-    if one.quantized is not None:
-        lines.append(f"  stored     {one.quantized}")
-    for kind, size in one.kv_per_token.items():
-        reach = one.windows.get(kind)
+    if model.parameters:
+        stored = ", ".join(f"{name} x{n}" for name, n in model.dtypes.items())
+        lines.append(
+            f"  weights    {sized(model.weight_bytes)}: {model.parameters / 1e6:.2f} M parameters ({stored})"
+        )
+        lines += [f"    {part:24} {sized(size):>10}" for part, size in model.weights.items()]
+    if model.quantized is not None:
+        lines.append(f"  stored     {model.quantized}")
+    for kind, size in model.kv_per_token.items():
+        reach = model.windows.get(kind)
         lines.append(
             f"  K/V        {sized(size)} per token, {kind.replace('_', ' ')}"
             + (f", last {reach} kept" if reach else "")
-            + (f" ({sized(one.kv_as_int8[kind])} with --kv-cache int8)" if kind in one.kv_as_int8 else "")
+            + (f" ({sized(model.kv_as_int8[kind])} with --kv-cache int8)" if kind in model.kv_as_int8 else "")
         )
-    if one.state_bytes:
-        lines.append(f"  state      {sized(one.state_bytes)} per text, linear attention")
-    lines += [f"  not loaded {part}: {sized(size)}" for part, size in one.skipped.items()]
-    lines += [f"  UNSUPPORTED {why}" for why in one.unsupported]
+    if model.state_bytes:
+        lines.append(f"  state      {sized(model.state_bytes)} per text, linear attention")
+    lines += [f"  not loaded {part}: {sized(size)}" for part, size in model.skipped.items()]
+    lines += [f"  UNSUPPORTED {why}" for why in model.unsupported]
     return "\n".join(lines)

@@ -74,7 +74,7 @@ def command(program: str | None, model: str | None, url: str | None, dry: bool) 
     """
     if program is None:
         width = max(map(len, PROGRAMS)) + 2
-        click.echo("\n".join(f"{name:{width}}{_state(one)}" for name, one in PROGRAMS.items()))
+        click.echo("\n".join(f"{name:{width}}{_state(entry)}" for name, entry in PROGRAMS.items()))
         return
     arguments: list[str] = click.get_current_context().meta[ARGUMENTS]
     agent, folder = PROGRAMS[program], Path(profile_dir()) / "launch" / program
@@ -167,9 +167,9 @@ def _ready(server: subprocess.Popen[bytes], url: str, log: Path) -> Served:
         if known and all(known.values()):
             return Served(url, *next(iter(known.items())))
         if server.poll() is not None:
-            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise LoadError(
-                f"the server ended: {said[-1].removeprefix('paceline: ') if said else f'see {log}'}"
+                f"the server ended: {lines[-1].removeprefix('paceline: ') if lines else f'see {log}'}"
             )
         time.sleep(0.2)
     raise LoadError(f"the server was not ready after {READY_SECONDS:.0f} s: see {log}")
@@ -225,10 +225,10 @@ def write(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 def _known(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / WRITTEN).read_text(encoding="utf-8"))
+        written = json.loads((folder / WRITTEN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return written if isinstance(written, dict) else {}
 
 
 def _undo(folder: Path) -> str:

@@ -45,7 +45,7 @@ class Line:
     number: int  # from 1
     id: str | int
     prompt: str | list[int] = ""
-    said: Record | None = (
+    params: Record | None = (
         None  # sampling parameters of the line and of the command; the rest is the model's own
     )
     error: str | None = None
@@ -64,7 +64,7 @@ class Line:
         return {"id": self.id, "error": self.error, "line": self.number}
 
 
-def read_lines(source: str, said: Record) -> list[Line]:
+def read_lines(source: str, defaults: Record) -> list[Line]:
     """All lines of a file, or of standard input for `-`, that are not blank, each with its own parameters over `said`.
 
     Raises UsageError without any.
@@ -73,14 +73,14 @@ def read_lines(source: str, said: Record) -> list[Line]:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {source} ({error.strerror}): give an existing JSONL file") from error
-    lines = check_lines(data, said)
+    lines = check_lines(data, defaults)
     if not lines:
         named = "standard input" if source == "-" else source
         raise UsageError(f'{named} has no prompts: write lines like {{"prompt": "def parse("}}')
     return lines
 
 
-def check_lines(data: bytes, said: Record) -> list[Line]:
+def check_lines(data: bytes, defaults: Record) -> list[Line]:
     """The lines of a JSONL text in UTF-8. Whatever is wrong with a line is in its `error`; nothing is raised."""
     lines: list[Line] = []
     seen: set[str] = set()
@@ -88,7 +88,7 @@ def check_lines(data: bytes, said: Record) -> list[Line]:
         raw = line_bytes.removeprefix(BOM)  # also in the middle, where files were joined
         if not raw.strip():
             continue
-        line = _line(number, raw, said)
+        line = _line(number, raw, defaults)
         if str(line.id) in seen:
             line = line.refused(f"line {number}: the id {line.id!r} was used before: ids must be unique")
         seen.add(str(line.id))
@@ -111,8 +111,8 @@ def _line(number: int, raw: bytes, base: Record) -> Line:
             raise UsageError(
                 f"{min(foreign)} is for messages: give messages in the place of prompt, or leave it out"
             )
-        said = _params(record, base)
-        return Line(number, line.id, prompt, said, None, _media(record), messages, wanted, batch)
+        params = _params(record, base)
+        return Line(number, line.id, prompt, params, None, _media(record), messages, wanted, batch)
     except UsageError as error:
         return line.refused(f"line {number}: {error}")
 
@@ -165,7 +165,11 @@ def _messages(record: Record) -> list[Record] | None:
         raise UsageError(
             "messages stand in the place of prompt, images and audio: give pictures as parts of a message"
         )
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(message, dict) for message in messages)
+    ):
         raise UsageError('messages has to be a list like [{"role": "user", "content": "..."}]')
     _characters("messages", json.dumps(messages, ensure_ascii=False))
     return messages
@@ -173,15 +177,15 @@ def _messages(record: Record) -> list[Record] | None:
 
 def _media(record: Record) -> dict[Kind, list[str]]:
     """Paths of pictures and sound. Raises UsageError."""
-    found: dict[Kind, list[str]] = {}
+    by_kind: dict[Kind, list[str]] = {}
     for name, kind in _MEDIA.items():
         paths = record.get(name)
         if paths is None:
             continue
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise UsageError(f'{name} has to be a list of paths: write "{name}": ["file"]')
-        found[kind] = paths
-    return found
+        by_kind[kind] = paths
+    return by_kind
 
 
 def _params(record: Record, base: Record) -> Record:
@@ -294,10 +298,10 @@ def _begun(raw: bytes, after_others: bool) -> bool:
     text = raw.decode("utf-8", "ignore")
     if not text.startswith('{"id": '):
         return after_others and '{"id": '.startswith(text)
-    found = re.match(r'\{"id": (?:-?\d+|"(?:[^"\\]|\\.)*")', text)
-    if found is None or found.end() == len(text):
+    match = re.match(r'\{"id": (?:-?\d+|"(?:[^"\\]|\\.)*")', text)
+    if match is None or match.end() == len(text):
         return after_others  # cut within the id
-    rest = text[found.end() :]
+    rest = text[match.end() :]
     return any(
         rest.startswith(key) or (after_others and key.startswith(rest))
         for key in (', "text": "', ', "error": "', ', "custom_id": ')

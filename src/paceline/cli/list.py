@@ -32,20 +32,22 @@ def command(as_json: bool) -> None:
     from paceline.forecast.catalogue import well_known
     from paceline.hub.cache import hub_cache
 
-    found = found_here()
+    models = found_here()
     if as_json:
-        click.echo(json.dumps([_record(one) for one in found], indent=2))
+        click.echo(json.dumps([_record(model) for model in models], indent=2))
         return
     place, columns = place_here(), shutil.get_terminal_size().columns
-    here = local_entries(found, place)
-    others = [one for one in found if one.target not in {entry.target for entry in here}]
-    known = well_known(place, [one.name for one in found])
+    here = local_entries(models, place)
+    others = [model for model in models if model.target not in {entry.target for entry in here}]
+    known = well_known(place, [model.name for model in models])
     fitting = [entry for entry in known if entry.context is not None]
     click.echo("\n".join(lines([*here, *fitting], columns)))
     if others:
         click.echo("\nbeside them:")
-        width = max(len(one.name) for one in others) + 2
-        click.echo("\n".join(f"{one.name:{width}}{sized(one.size):>10}  {_what(one)}" for one in others))
+        width = max(len(model.name) for model in others) + 2
+        click.echo(
+            "\n".join(f"{model.name:{width}}{sized(model.size):>10}  {_what(model)}" for model in others)
+        )
     if (large := too_large([*here, *known], place.free)) is not None:
         click.echo(f"\n{large}")
     click.echo(
@@ -54,13 +56,14 @@ def command(as_json: bool) -> None:
     click.echo(f"hub cache: {hub_cache()}\nmeasurements and history: {profile_dir()}")
 
 
-def _record(one: Cached) -> dict[str, object]:
+def _record(model: Cached) -> dict[str, object]:
     """What is known of a model, without what was read to know it."""
     return {
-        "name": one.name, "size": one.size, "role": one.role, "model_type": one.model_type, "path": str(one.path),
-        "why": one.why,
+        "name": model.name, "size": model.size, "role": model.role, "model_type": model.model_type,
+        "path": str(model.path),
+        "why": model.why,
     }  # fmt: skip
 
 
-def _what(one: Cached) -> str:
-    return f"{one.role}, {one.model_type}" if one.why is None else f"cannot be used: {one.why}"
+def _what(model: Cached) -> str:
+    return f"{model.role}, {model.model_type}" if model.why is None else f"cannot be used: {model.why}"

@@ -22,7 +22,7 @@ def found_here() -> list[Cached]:
     from paceline.hub.cache import cached, hub_cache, in_other_stores
     from paceline.hub.stores import stored_in
 
-    others = [one for store in stores() for one in stored_in(store)]
+    others = [stored for store in stores() for stored in stored_in(store)]
     return cached(hub_cache()) + in_other_stores(others)
 
 
@@ -79,8 +79,10 @@ def lines(entries: Seq[Entry], columns: int) -> list[str]:
     rows = [f"{'model':{width}} {'memory':>9}  {'':9}{'where':15}drafter"]
     for entry, name in zip(entries, names, strict=True):
         where = f"get {_short(entry.download)}" if entry.download else "here"
-        kept = f"as {entry.quantize}" if entry.quantize else ""
-        rows.append(f"{name:{width}} {_short(entry.memory):>9}  {kept:9}{where:15}{entry.drafts}"[:columns])
+        as_kept = f"as {entry.quantize}" if entry.quantize else ""
+        rows.append(
+            f"{name:{width}} {_short(entry.memory):>9}  {as_kept:9}{where:15}{entry.drafts}"[:columns]
+        )
     return rows
 
 

@@ -58,10 +58,10 @@ def answered(name: str | int, line: int, done: Completion, model: str, chat: boo
     texts = [done, *done.siblings]
     if done.error is not None:
         return refused(name, line, done.error)
-    prompt, written = len(done.prompt_token_ids), sum(len(one.token_ids) for one in texts)
+    prompt, written = len(done.prompt_token_ids), sum(len(text.token_ids) for text in texts)
     body = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{line}", "object": "chat.completion" if chat else "text_completion",
-        "created": int(time.time()), "model": model, "choices": [_choice(i, one, chat) for i, one in enumerate(texts)],
+        "created": int(time.time()), "model": model, "choices": [_choice(i, text, chat) for i, text in enumerate(texts)],
         "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
     }  # fmt: skip
     response = {"status_code": 200, "request_id": f"line-{line}", "body": body}

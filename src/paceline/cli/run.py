@@ -138,7 +138,7 @@ def command(
     paceline run "def parse(" --stats --show-drafts
     git diff | paceline run smollm2 --drafter ngram
     """
-    options, said = split("run", values)
+    options, params = split("run", values)
     named, prompt = _target_and_prompt(words, target)
     prompt, piped = _read(prompt, file, piped="-" not in (*images, *sounds))
     target = named if named is not None else default_target() or (_chat_model() if piped else "demo")
@@ -149,16 +149,16 @@ def command(
 
     with Loaded(target, options, partial(LLM, say=_say)) as loaded:
         llm = loaded.llm
-        click.echo(sampling_line(llm.info.get("sampling", {}), said), err=True)
+        click.echo(sampling_line(llm.info.get("sampling", {}), params), err=True)
         chat = _chats(llm, chat, system)
         shown = _files(llm, chat, images, sounds)
         if prompt is None:
             freeze_objects()
-            talk = _conversation(loaded, said, chat, system, when_full == "refuse", show)
+            talk = _conversation(loaded, params, chat, system, when_full == "refuse", show)
             _converse(talk, shown, _question(chat))
         else:
             content = _content(prompt, shown) if shown else prompt
-            _write(llm, content, chat, system, said, show)
+            _write(llm, content, chat, system, params, show)
 
 
 def _say(line: str) -> None:
@@ -252,12 +252,12 @@ def names_a_model(word: str) -> bool:
 
 
 def _conversation(
-    loaded: Loaded, said: dict[str, Any], chat: bool, system: str | None, refuse: bool, show: Show
+    loaded: Loaded, params: dict[str, Any], chat: bool, system: str | None, refuse: bool, show: Show
 ) -> Conversation:
     from paceline.cli.conversation import Conversation
 
     conversation = Conversation(
-        loaded.llm, said, chat=chat, system=system, drafts=show.drafts, refuse=refuse, loaded=loaded
+        loaded.llm, params, chat=chat, system=system, drafts=show.drafts, refuse=refuse, loaded=loaded
     )
     conversation.always_stats = show.stats
     return conversation
@@ -299,18 +299,18 @@ def _content(prompt: str, files: list[tuple[Kind, str]]) -> list[dict[str, Any]]
     return [*parts, {"type": "text", "text": prompt}]
 
 
-def _turn(llm: LLM, prompt: Any, system: str | None, said: dict[str, Any]) -> Turn:
+def _turn(llm: LLM, prompt: Any, system: str | None, params: dict[str, Any]) -> Turn:
     """A chat of one message, ready to be answered. An answer may be as long as the context."""
     from paceline.text.chat import TemplateUnusable
 
     messages = [] if system is None else [{"role": "system", "content": system}]
     try:
-        (turn,) = llm.turns([[*messages, {"role": "user", "content": prompt}]], None, said)
+        (turn,) = llm.turns([[*messages, {"role": "user", "content": prompt}]], None, params)
     except TemplateUnusable as error:
         what = str(error).partition(": give a prompt")[0]
         raise UsageError(f"{what}: --no-chat goes on with the text as it is") from error
     except PromptError as error:
-        raise PromptError(_PART.sub(lambda found: _named(prompt, int(found[1])), str(error))) from error
+        raise PromptError(_PART.sub(lambda match: _named(prompt, int(match[1])), str(error))) from error
     for change in turn.prompt.changes:
         click.echo(change, err=True)
     return turn
@@ -322,13 +322,13 @@ def _named(content: list[dict[str, Any]], place: int) -> str:
     return "standard input" if isinstance(given, bytes) else str(given)
 
 
-def _write(llm: LLM, prompt: Any, chat: bool, system: str | None, said: dict[str, Any], show: Show) -> None:
+def _write(llm: LLM, prompt: Any, chat: bool, system: str | None, fields: dict[str, Any], show: Show) -> None:
     """Write one text to standard output. A chat may be as long as the context."""
     from paceline.cli.writing import LOSSY, Painter, Piece, stats_lines, why
 
-    turn = _turn(llm, prompt, system, said) if chat else None
+    turn = _turn(llm, prompt, system, fields) if chat else None
     if turn is None:
-        ids, params = llm.tokenizer.encode(prompt), llm.params(**said)
+        ids, params = llm.tokenizer.encode(prompt), llm.params(**fields)
     else:
         ids, params = turn.prompt.ids, turn.params
     room = max(llm.engine.max_len - len(ids), 1)

@@ -35,11 +35,13 @@ def command(skip_check: bool) -> None:
     for name, part in parts.items():
         start = time.perf_counter()
         try:
-            said, well = "; ".join(part()), True
+            words, well = "; ".join(part()), True
         except Exception as error:  # noqa: BLE001
-            said, well = " ".join(f"{type(error).__name__}: {error}".split()), False
+            words, well = " ".join(f"{type(error).__name__}: {error}".split()), False
             wrong += 1
-        click.echo(f"{'passed' if well else 'FAILED'}  {name:8} {time.perf_counter() - start:5.1f} s  {said}")
+        click.echo(
+            f"{'passed' if well else 'FAILED'}  {name:8} {time.perf_counter() - start:5.1f} s  {words}"
+        )
     took = f"in {time.perf_counter() - begin:.1f} s"
     if wrong:
         click.echo(f"\nself-test: {wrong} of {len(parts)} failed {took}: report it with all of the above")
@@ -126,7 +128,9 @@ def _answer() -> Iterator[str]:
             used = llm.info["drafter"]
     if texts[0] != texts[1] or not texts[0]:
         raise ValueError("the text with a drafter is not the one without")
-    bits = hashlib.sha256(repr([(one.token, one.raw) for one in done.logprobs or ()]).encode()).hexdigest()
+    bits = hashlib.sha256(
+        repr([(entry.token, entry.raw) for entry in done.logprobs or ()]).encode()
+    ).hexdigest()
     yield f"{len(done.token_ids)} tokens, the same with {used} as without a drafter, bits {bits[:8]}"
     yield f"{done.stats.tokens_per_step:.2f} tokens per step (1.00: no draft was kept, or none paid here)"
 

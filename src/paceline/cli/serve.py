@@ -136,13 +136,13 @@ def _taken(kind: type[Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 def _elsewhere(fleet: dict[str, Any]) -> Any:
     """Where the replicas are, None if none are asked for."""
-    said = {name: value for name, value in fleet.items() if value is not None}
-    if not said:
+    given = {name: value for name, value in fleet.items() if value is not None}
+    if not given:
         return None
     need_ray()
     from paceline.cluster.config import FleetConfig
 
-    config = FleetConfig(**said)
+    config = FleetConfig(**given)
     from paceline.cluster.fleet import Elsewhere  # Ray, once nothing is wrong with the options
 
     return Elsewhere(config)

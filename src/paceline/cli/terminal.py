@@ -248,10 +248,10 @@ class TypedAhead:
         import select
         import termios
 
-        found = b""
+        typed = b""
         while select.select([KEYBOARD], [], [], 0)[0] and (more := os.read(KEYBOARD, 4096)):
-            found += more
-        self.text = clean(_KEYS.sub("", found.decode(errors="replace"))).rstrip("\n")
+            typed += more
+        self.text = clean(_KEYS.sub("", typed.decode(errors="replace"))).rstrip("\n")
         termios.tcsetattr(KEYBOARD, termios.TCSADRAIN, self._before)
 
 

@@ -237,8 +237,8 @@ def make_job(target: str, values: dict[str, Any]) -> Job:
             raise UsageError(f"{name}={values[name]} is not possible: give a whole number from 0")
     folder = resolve(target, "target")
     method = make_method(values["method"] or method_for(folder), values)
-    said = {name: values[name] for name in TRAINING if values[name] is not None}
-    options = TrainOptions(**{**method.defaults, **said})
+    given = {name: values[name] for name in TRAINING if values[name] is not None}
+    options = TrainOptions(**{**method.defaults, **given})
     init = values["init"] if values["init"] == "scratch" else resolve(values["init"], "assistant")
     return Job(
         target=folder,
@@ -266,8 +266,8 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
             raise UsageError(
                 f"--{option.replace('_', '-')} is of --method {' and '.join(owners)}, and this is {name}: leave it out"
             )
-    said = {option: values[option] for option in OF_METHOD[name] if values[option] is not None}
-    method: Method = METHODS[name].of(said, values["draft_tokens"])
+    given = {option: values[option] for option in OF_METHOD[name] if values[option] is not None}
+    method: Method = METHODS[name].of(given, values["draft_tokens"])
     return method
 
 

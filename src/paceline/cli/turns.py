@@ -45,7 +45,7 @@ class Turns:
         self.clear()
         self.system, self.messages = system, list(messages)
 
-    def prompt(self, said: str | list[Message], wanted: int | None) -> Next:
+    def prompt(self, new: str | list[Message], wanted: int | None) -> Next:
         """The prompt with a text, or parts, as the user's next message, which is not kept yet. `wanted`: tokens to leave
         room for.
 
@@ -53,7 +53,7 @@ class Turns:
         beginning changes, all of it has to be computed again. Raises PromptError if it does not fit alone, or nothing
         may be left out.
         """
-        context, question = self._llm.engine.max_len, {"role": "user", "content": said}
+        context, question = self._llm.engine.max_len, {"role": "user", "content": new}
         room = min(wanted or context // 4, context // 2)
         first = self.first
         asked, prompt = self._rendered(first, question)
@@ -130,12 +130,12 @@ def checked(messages: object) -> list[Message] | None:
     """Messages as a saved conversation has them, None for anything else."""
     if not isinstance(messages, list):
         return None
-    for one in messages:
-        if not isinstance(one, Mapping) or one.get("role") not in ("user", "assistant"):
+    for message in messages:
+        if not isinstance(message, Mapping) or message.get("role") not in ("user", "assistant"):
             return None
-        if not isinstance(one.get("content"), str) and not _parts(one.get("content")):
+        if not isinstance(message.get("content"), str) and not _parts(message.get("content")):
             return None
-    return [{"role": one["role"], "content": one["content"]} for one in messages]
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def _parts(content: object) -> bool:

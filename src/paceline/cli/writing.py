@@ -42,7 +42,7 @@ class Painter:
         self._plain = TextStream(llm.tokenizer, params)
         self._stopped = False
         self.tokens: list[int] = []
-        self.said = ""  # the answer without thoughts
+        self.answered = ""  # the answer without thoughts
         self.thoughts = ""
 
     def push(self, delta: Delta) -> Iterator[Piece]:
@@ -53,8 +53,8 @@ class Painter:
             if delta.finish_reason is not None:
                 yield from self._pieces(self._end(), "said")
         else:
-            found = self._plainly(delta.text) if self._answer is None else _parted(self._answer.push(delta))
-            yield from self._pieces(found, "said")
+            pieces = self._plainly(delta.text) if self._answer is None else _parted(self._answer.push(delta))
+            yield from self._pieces(pieces, "said")
 
     def _one(self, token: int) -> Parted:
         if self._answer is not None:
@@ -74,7 +74,7 @@ class Painter:
         return Parted(content=text)
 
     def _pieces(self, parted: Parted, kind: Kind) -> Iterator[Piece]:
-        self.said += parted.content
+        self.answered += parted.content
         self.thoughts += parted.reasoning
         if parted.reasoning:
             yield Piece(parted.reasoning, "thought")
@@ -123,8 +123,8 @@ def stats_lines(stats: Stats) -> list[str]:
             + (f", {used.known} known from before" if used.known else "")
         )
     if stats.drafted:
-        kept = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)
-        lines.append("kept by position: " + " ".join(f"{a / d:.0%}" for a, d in kept))
+        by_position = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)
+        lines.append("kept by position: " + " ".join(f"{a / d:.0%}" for a, d in by_position))
     if stats.drafters:
         lines.append("drafted by: " + ", ".join(f"{name} {n}" for name, n in stats.drafters.items()))
     if stats.reasons:

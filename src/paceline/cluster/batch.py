@@ -32,18 +32,20 @@ class Writer:
 
     def check(self, asked: Seq[Asked]) -> list[list[int] | str]:
         """The token ids of each prompt, or why it cannot be run."""
-        return [self._check(prompt, said) for prompt, said in asked]
+        return [self._check(prompt, params) for prompt, params in asked]
 
-    def _check(self, prompt: str | list[int], said: Mapping[str, Any]) -> list[int] | str:
+    def _check(self, prompt: str | list[int], params: Mapping[str, Any]) -> list[int] | str:
         try:
             ids = self._llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            self._llm.engine.check(ids, self._llm.params(**said))
+            self._llm.engine.check(ids, self._llm.params(**params))
         except UsageError as error:
             return str(error)
         return ids
 
     def write(self, asked: Seq[tuple[list[int], Mapping[str, Any]]]) -> list[Completion]:
-        return self._llm.generate([ids for ids, _ in asked], [self._llm.params(**said) for _, said in asked])
+        return self._llm.generate(
+            [ids for ids, _ in asked], [self._llm.params(**params) for _, params in asked]
+        )
 
 
 class Pool:
@@ -58,14 +60,16 @@ class Pool:
     def check(self, asked: Seq[Asked]) -> list[list[int] | str]:
         """The token ids of each prompt, or why it cannot be run. Raises LoadError when no engine can be started."""
         try:
-            found: list[list[int] | str] = ray.get(self._actors[0].check.remote(list(asked)))
+            checked: list[list[int] | str] = ray.get(self._actors[0].check.remote(list(asked)))
         except RayError as error:
             raise LoadError(f"no engine could be started: {reason([str(error)])}") from error
-        return found
+        return checked
 
     def write(self, asked: Seq[tuple[list[int], Mapping[str, Any]]]) -> Iterator[Completion]:
         """The answers in the order of the prompts, each as soon as all before it are there."""
-        seeded = [(ids, {"seed": fresh_seed(), **said}) for ids, said in asked]  # the same text after a death
+        seeded = [
+            (ids, {"seed": fresh_seed(), **params}) for ids, params in asked
+        ]  # the same text after a death
         pieces = deque(enumerate(seeded[i : i + self._size] for i in range(0, len(seeded), self._size)))
         free = deque(itertools.chain.from_iterable([self._actors] * AHEAD))
         running: dict[Any, tuple[int, Any]] = {}

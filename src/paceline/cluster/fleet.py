@@ -242,9 +242,9 @@ def _until_ready(name: str, seconds: float, wanted: Callable[[], bool]) -> None:
 def reason(messages: list[str]) -> str:
     """The exception that a replica's start ended with, out of the traceback that Serve shows."""
     for text in messages:
-        found = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception))(?:\(\w+\))?: (.+)$", text, re.MULTILINE)
-        if found:
-            kind, what = found[-1]
+        errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception))(?:\(\w+\))?: (.+)$", text, re.MULTILINE)
+        if errors:
+            kind, what = errors[-1]
             return what if kind in ("LoadError", "ConfigError", "WeightsError") else f"{kind}: {what}"
     return _first("\n".join(messages)) or "see Ray's logs"
 

@@ -19,13 +19,13 @@ class Prefixes:
 
     def find(self, salt: str, prompt: Seq[int], among: Collection[str]) -> str | None:
         """The replica of `among` that was given the longest beginning of the prompt."""
-        found = None
+        place = None
         for name in _names(salt, prompt):
             if name not in self._known:
                 break
             if self._known[name] in among:
-                found = self._known[name]
-        return found
+                place = self._known[name]
+        return place
 
     def add(self, salt: str, prompt: Seq[int], replica: str) -> None:
         for name in _names(salt, prompt):

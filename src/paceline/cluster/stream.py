@@ -198,12 +198,12 @@ class Sender:
 
     async def _send(self) -> None:
         while True:
-            said: defaultdict[Visit, list[Item]] = defaultdict(list)
+            by_visit: defaultdict[Visit, list[Item]] = defaultdict(list)
             for step in await self._channel.take():
                 for visit, item in step:
-                    said[visit].append(item)
+                    by_visit[visit].append(item)
             messages: defaultdict[_Stream, Message] = defaultdict(list)
-            for visit, items in said.items():
+            for visit, items in by_visit.items():
                 answer = self._answer(items)
                 visit.left -= sum(delta.finish_reason is not None for delta in answer.deltas)
                 answer.last |= not visit.left

@@ -205,10 +205,10 @@ class RemoteWorker(Worker):
                         continue
                     for delta in answer.deltas:
                         delta.request = request_id
-                        said = journey.take(delta)
-                        if said is not None:
-                            self.replicas.tokens[replica] += len(said.token_ids)
-                            self._deliver(said)
+                        items = journey.take(delta)
+                        if items is not None:
+                            self.replicas.tokens[replica] += len(items.token_ids)
+                            self._deliver(items)
                     if answer.error is not None:
                         raise answer.error
                     if answer.gone:

@@ -40,18 +40,18 @@ class Counts:
 
     def __init__(self, memory: float) -> None:
         self._keep = 1.0 - 1.0 / memory
-        self.kept = [0.0] * MAX_DRAFT_TOKENS
+        self.accepted = [0.0] * MAX_DRAFT_TOKENS
         self.tried = [0.0] * MAX_DRAFT_TOKENS
 
     def halve(self) -> None:
         """What was seen is long ago."""
-        self.kept = [0.5 * kept for kept in self.kept]
+        self.accepted = [0.5 * count for count in self.accepted]
         self.tried = [0.5 * tried for tried in self.tried]
 
     def add(self, drafted: int, accepted: int) -> None:
         """A draft: position j was tried if all before it were kept."""
         for j in range(min(accepted + 1, drafted, MAX_DRAFT_TOKENS)):
-            self.kept[j] = self.kept[j] * self._keep + (j < accepted)
+            self.accepted[j] = self.accepted[j] * self._keep + (j < accepted)
             self.tried[j] = self.tried[j] * self._keep + 1.0
 
 
@@ -94,8 +94,8 @@ class PairPrior:
 
     def most(self) -> float:
         """The share of first tokens that is kept, with one more than was seen; 1 while too few drafts say so."""
-        kept, tried = self._counts.kept[0], self._counts.tried[0]
-        return (kept + 1.0) / (tried + 2.0) if tried >= TRIES else 1.0
+        accepted, tried = self._counts.accepted[0], self._counts.tried[0]
+        return (accepted + 1.0) / (tried + 2.0) if tried >= TRIES else 1.0
 
     def misread(self) -> str | None:
         """A warning, once, when the first drafts kept so little that the network may be read wrongly."""
@@ -181,10 +181,10 @@ def shrunk(counts: Counts, prior: Seq[float], weight: float, floor: float) -> li
     """
     out: list[float] = []
     shift, seen, alive = 0.0, 0.0, 1.0
-    for kept, tried, usual in zip(counts.kept, counts.tried, prior, strict=True):
+    for accepted, tried, usual in zip(counts.accepted, counts.tried, prior, strict=True):
         expected = usual + shift
         expected = 0.0 if expected < 0.0 else 1.0 if expected > 1.0 else expected
-        chance = (kept + weight * expected) / (tried + weight)
+        chance = (accepted + weight * expected) / (tried + weight)
         alive *= chance
         if alive < floor:
             break
@@ -202,9 +202,9 @@ class TreeEstimator:
     def __init__(self) -> None:
         self._kept, self._promised = [0.0] * MAX_DRAFT_TOKENS, [0.0] * MAX_DRAFT_TOKENS
 
-    def add(self, kept: Seq[bool], promised: Seq[float]) -> None:
+    def add(self, accepted: Seq[bool], promised: Seq[float]) -> None:
         keep = 1.0 - 1.0 / PAIR_MEMORY
-        for j, (yes, chance) in enumerate(zip(kept, promised, strict=False)):
+        for j, (yes, chance) in enumerate(zip(accepted, promised, strict=False)):
             self._kept[j] = self._kept[j] * keep + yes
             self._promised[j] = self._promised[j] * keep + chance
 
@@ -224,18 +224,18 @@ def likeliest(chances: Seq[float], shape: Shape) -> tuple[list[float], list[int]
     depths: list[int] = []
     beside = [0] * shape.depth
     waiting = [(-1.0, 0)]  # of those whose path is in: its chance, and how many tokens it has
-    found: list[tuple[float, int]] = []
+    leaves: list[tuple[float, int]] = []
     while len(out) < MAX_DRAFT_TOKENS:
         for negative, deep in waiting:
             if deep < min(len(chances), shape.depth):
                 own = chances[deep]
                 shares = [own, *((1.0 - own) * share for share in SIBLINGS[: shape.width - 1])]
                 for share in shares:
-                    heappush(found, (negative * share, deep + 1))
+                    heappush(leaves, (negative * share, deep + 1))
         waiting = []
-        if not found:
+        if not leaves:
             break
-        negative, deep = heappop(found)
+        negative, deep = heappop(leaves)
         if beside[deep - 1] < shape.width:
             beside[deep - 1] += 1
             out.append(-negative)

@@ -202,22 +202,22 @@ class AdaptivePolicy:
         """The rows of `out` that are None."""
         networks: dict[int, Option] = {}
         trees: dict[int, Option] = {}
-        found: dict[int, Option] = {}
+        proposals_by_row: dict[int, Option] = {}
         for i, planned in enumerate(out):
             if planned is None:
-                self._found(i, rows[i], proposals[i], found)
+                self._found(i, rows[i], proposals[i], proposals_by_row)
         awake = [i for i, planned in enumerate(out) if planned is None and self._awake(rows[i])]
-        if not awake and not found:
+        if not awake and not proposals_by_row:
             return self._parked(rows, networks, batch, out)
         floor = least_survival(batch, MAX_DRAFT_TOKENS * len(rows), self._costs) if awake else 0.0
         for i in awake:
             self._network(i, rows[i], floor, networks)
             self._tree(i, rows[i], networks, trees)
-        best = self._best(networks, found, trees, batch)
+        best = self._best(networks, proposals_by_row, trees, batch)
         if unpaid := self._unpaid(rows, best, batch):
             awake_too = {i: option for i, option in networks.items() if i not in unpaid}
             branching = {i: option for i, option in trees.items() if i not in unpaid}
-            best = self._best(awake_too, found, branching, batch)
+            best = self._best(awake_too, proposals_by_row, branching, batch)
         self._measuring = bool(best.taken) and self._drafted >= REFERENCE and batch.rows == len(rows)
         if best.taken and not self._measuring:
             return self._drafting(rows, out, best, batch)
@@ -230,14 +230,14 @@ class AdaptivePolicy:
     def _best(
         self,
         networks: dict[int, Option],
-        found: dict[int, Option],
+        lookups: dict[int, Option],
         trees: dict[int, Option],
         batch: Batch,
     ) -> Allocation:
-        best = best_of(networks, found, batch, self._costs)
+        best = best_of(networks, lookups, batch, self._costs)
         if not trees:
             return best
-        tree = allocate([*(found | networks | trees).values()], batch, self._costs)
+        tree = allocate([*(lookups | networks | trees).values()], batch, self._costs)
         return self._chain_or_tree(best, tree)
 
     def _unpaid(self, rows: Seq[PlanRow], best: Allocation, batch: Batch) -> set[int]:
@@ -308,9 +308,11 @@ class AdaptivePolicy:
                 hopes.append(Option(i, option.drafter, list(accumulate(chances, mul)), chances))
         best = allocate(hopes, batch, self._costs, least=SHORTEST) if hopes else None
         if (best is None or not best.taken) and late:
-            one = late[0]
-            seconds = self._seconds(batch, {one.row: (one, len(one.survival))})
-            best = Allocation({one.row: (one, len(one.survival))}, batch.texts + sum(one.survival), seconds)
+            latest = late[0]
+            seconds = self._seconds(batch, {latest.row: (latest, len(latest.survival))})
+            best = Allocation(
+                {latest.row: (latest, len(latest.survival))}, batch.texts + sum(latest.survival), seconds
+            )
         if best is None or not best.taken:
             return None
         plain = self._costs.step_seconds(batch.rows, False)
@@ -333,11 +335,11 @@ class AdaptivePolicy:
             seconds += self._costs.draft_seconds(name, max(each), sum(each))
         return seconds
 
-    def _found(self, i: int, row: PlanRow, proposal: Proposal | None, found: dict[int, Option]) -> None:
+    def _found(self, i: int, row: PlanRow, proposal: Proposal | None, lookups: dict[int, Option]) -> None:
         if proposal is not None and proposal.confidence:
             lines = self._pairs.confidence(NGRAM, row.heat > 0).lines()
             survival = self._request(row).proposals.survival(proposal.confidence[: row.room], lines)
-            found[i] = Option(i, None, survival)
+            lookups[i] = Option(i, None, survival)
 
     def _network(self, i: int, row: PlanRow, floor: float, networks: dict[int, Option]) -> None:
         most = min(row.drafter_max, row.room)

@@ -51,13 +51,13 @@ def allocate(
 
     `least`: the shortest prefix that is better than plain instead, of so many tokens at least.
     """
-    found = [
+    candidates = [
         (-survival, position, option.row, option.drafter, option.depths)
         for option in options
         for position, survival in enumerate(option.survival)
     ]
-    found.sort(key=itemgetter(0, 1, 2))
-    steps = costs.steps(batch.rows, len(found), True)
+    candidates.sort(key=itemgetter(0, 1, 2))
+    steps = costs.steps(batch.rows, len(candidates), True)
     prices = {
         option.drafter: costs.draft_cost(option.drafter) for option in options if option.drafter is not None
     }
@@ -65,7 +65,7 @@ def allocate(
     best_tokens, best_seconds = float(batch.texts), costs.step_seconds(batch.rows, False)
     best_rate, best_count = MARGIN * best_tokens / best_seconds, 0
     tokens, drafting = float(batch.texts), 0.0
-    for count, (negative, position, _, drafter, depths) in enumerate(found, 1):
+    for count, (negative, position, _, drafter, depths) in enumerate(candidates, 1):
         tokens -= negative
         if drafter is not None:
             base, call, token = prices[drafter]
@@ -81,22 +81,22 @@ def allocate(
             break
     by_row = {option.row: option for option in options}
     taken: dict[int, tuple[Option, int]] = {}
-    for _, position, row, _, _ in found[:best_count]:
+    for _, position, row, _, _ in candidates[:best_count]:
         taken[row] = by_row[row], position + 1  # of a row, the positions rise
     return Allocation(taken, best_tokens, best_seconds)
 
 
 def best_of(
-    networks: Mapping[int, Option], found: Mapping[int, Option], batch: Batch, costs: CostModel
+    networks: Mapping[int, Option], lookups: Mapping[int, Option], batch: Batch, costs: CostModel
 ) -> Allocation:
     """The best of: proposals alone, the networks alone, and each row what gains it more. Options by row."""
-    if not found or not networks:
-        return allocate([*(found or networks).values()], batch, costs)
-    ways = [allocate([*some.values()], batch, costs) for some in (found, networks)]
+    if not lookups or not networks:
+        return allocate([*(lookups or networks).values()], batch, costs)
+    ways = [allocate([*some.values()], batch, costs) for some in (lookups, networks)]
     rate = max([way.rate for way in ways])
     price = rate * costs.row_seconds(batch.rows, len(networks))
     mixed = dict(networks)
-    for row, option in found.items():
+    for row, option in lookups.items():
         other = networks.get(row)
         if other is not None and other.drafter is not None:
             _, call, token = costs.draft_cost(other.drafter)

@@ -17,7 +17,7 @@ class ConfidenceCalibrator:
 
     def __init__(self, bins: Seq[tuple[float, float]] = ()) -> None:
         """`bins` [BINS]: (kept, tried) from a calibration file, or empty."""
-        self._bins = [(float(kept), float(tried)) for kept, tried in bins] or [(0.0, 0.0)] * BINS
+        self._bins = [(float(accepted), float(tried)) for accepted, tried in bins] or [(0.0, 0.0)] * BINS
         if len(self._bins) != BINS:
             raise ValueError(f"{len(self._bins)} bins of confidence: give {BINS}")
         self._lines: tuple[Line, ...] | None = None
@@ -27,9 +27,9 @@ class ConfidenceCalibrator:
         for j, value in enumerate(confidence[: accepted + 1]):
             if 0.0 <= value <= 1.0:
                 i = min(int(value * BINS), BINS - 1)
-                kept, tried = self._bins[i]
+                agreed, tried = self._bins[i]
                 keep = 1.0 - 1.0 / MEMORY
-                self._bins[i] = kept * keep + (j < accepted), tried * keep + 1.0
+                self._bins[i] = agreed * keep + (j < accepted), tried * keep + 1.0
                 self._lines = None
 
     @property
@@ -41,7 +41,10 @@ class ConfidenceCalibrator:
         """By bin: (chance at confidence 0, its rise until 1). Without evidence, what the drafter says itself."""
         if self._lines is None:
             self._lines = tuple(
-                [(kept / (tried + OWN_WORD), OWN_WORD / (tried + OWN_WORD)) for kept, tried in self._bins]
+                [
+                    (accepted / (tried + OWN_WORD), OWN_WORD / (tried + OWN_WORD))
+                    for accepted, tried in self._bins
+                ]
             )
         return self._lines
 

@@ -25,7 +25,7 @@ class FixedPolicy:
     ) -> DraftPlan:
         lengths = [self.k if row.draft_tokens == "auto" else row.draft_tokens for row in rows]
         both = zip(rows, free_proposals, lengths, strict=True)
-        return DraftPlan(tuple([fixed_row(row, found, length) for row, found, length in both]))
+        return DraftPlan(tuple([fixed_row(row, proposal, length) for row, proposal, length in both]))
 
     def observe(self, outcome: StepOutcome) -> None:
         """A fixed length learns nothing."""
@@ -40,10 +40,10 @@ def fixed_row(row: PlanRow, proposal: Proposal | None, draft_tokens: int) -> Pla
     if reason is not None:
         return PlannedRow(None, 0, reason)
     network = min(draft_tokens, row.drafter_max, row.room) if row.drafter is not None else 0
-    found = proposal.confidence[: min(draft_tokens, row.room)] if proposal is not None else ()
+    confidence = proposal.confidence[: min(draft_tokens, row.room)] if proposal is not None else ()
     usual = sum([USUAL ** (j + 1) for j in range(network)])
-    if found and sum(accumulate(found, mul)) >= usual:
-        return PlannedRow(NGRAM, len(found))
+    if confidence and sum(accumulate(confidence, mul)) >= usual:
+        return PlannedRow(NGRAM, len(confidence))
     return PlannedRow(row.drafter, network, tree=row.tree)
 
 
@@ -55,5 +55,7 @@ def no_draft(row: PlanRow, proposal: Proposal | None, draft_tokens: int) -> NoDr
         return NoDraftReason.NO_DRAFTER
     if row.room <= 0:
         return NoDraftReason.NO_ROOM
-    found = proposal is not None and proposal.confidence
-    return None if found or (row.drafter is not None and row.drafter_max > 0) else NoDraftReason.NO_PROPOSAL
+    proposed = proposal is not None and proposal.confidence
+    return (
+        None if proposed or (row.drafter is not None and row.drafter_max > 0) else NoDraftReason.NO_PROPOSAL
+    )

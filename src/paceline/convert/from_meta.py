@@ -111,18 +111,18 @@ def _file(folder: Path) -> Path:
 def _load(file: Path) -> dict[str, Tensor]:
     """The tensors of a pickle, mapped into memory. WeightsError for one that holds, or would do, anything else."""
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # zip files, pickles and torch each have errors of their own
-        said = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split())[:160]
         raise WeightsError(
-            f"{file} is not read ({said}): only files of torch.save that hold nothing but tensors are; save its "
+            f"{file} is not read ({reason}): only files of torch.save that hold nothing but tensors are; save its "
             "state_dict again where you trust it, or download it again"
         ) from error
-    if not isinstance(found, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    if not isinstance(tensors, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
     ):
         raise WeightsError(f"{file} does not hold tensors by name: save its state_dict alone")
-    return dict(found)
+    return dict(tensors)
 
 
 def _config(params: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Any]:

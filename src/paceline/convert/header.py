@@ -78,27 +78,29 @@ def rotary_factors(config: Config) -> dict[str, NDArray[np.float32]]:
     return {"rope_freqs.weight": factors}
 
 
-def not_said(config: Config, found: Config) -> list[str]:
+def not_said(config: Config, read_back: Config) -> list[str]:
     """What of `config` is not in `found`, which was read from the GGUF file, although the arithmetic depends on it."""
     if isinstance(config, AssistantConfig) and isinstance(
-        found, AssistantConfig
+        read_back, AssistantConfig
     ):  # its clusters only save time
-        return not_said(config.text, found.text)
+        return not_said(config.text, read_back.text)
     skipped = {"model_type", "eos_token_ids", "modalities", "bidirectional"}  # the last two are of pictures
     skipped.add("fused")  # how matrices are stored
-    if isinstance(config, DecoderConfig) and isinstance(found, DecoderConfig):
+    if isinstance(config, DecoderConfig) and isinstance(read_back, DecoderConfig):
         skipped |= (
             {"max_len"} if architecture_of(config) in WINDOWED else {"max_len", "kinds", "window"}
         )  # see `context_of`
         turns, again = (
-            inverse_frequencies(c.rotary, config.rotated or config.head_dim) for c in (config, found)
+            inverse_frequencies(c.rotary, config.rotated or config.head_dim) for c in (config, read_back)
         )
-        attention = math.isclose(config.rotary.attention, found.rotary.attention, rel_tol=EXACT)
+        attention = math.isclose(config.rotary.attention, read_back.rotary.attention, rel_tol=EXACT)
         if attention and torch.allclose(turns, again, rtol=EXACT, atol=0):
             skipped.add("rotary")
-    said = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in skipped}
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in skipped}
     return [
-        f"{name}={str(value)[:60]}" for name, value in said.items() if value != getattr(found, name, None)
+        f"{name}={str(value)[:60]}"
+        for name, value in values.items()
+        if value != getattr(read_back, name, None)
     ]
 
 
@@ -198,12 +200,12 @@ def _scaling(rotary: Rotary) -> Values:
         return out
     out["rope.scaling.original_context_length"] = int(rotary.original)
     usual = 0.1 * math.log(max(rotary.factor, 1.0)) + 1.0
-    said = {
+    values = {
         "yarn_attn_factor": (rotary.attention, usual),
         "yarn_beta_fast": (rotary.high, 32.0),
         "yarn_beta_slow": (rotary.low, 1.0),
     }
-    return out | {f"rope.scaling.{name}": value for name, (value, known) in said.items() if value != known}
+    return out | {f"rope.scaling.{name}": value for name, (value, known) in values.items() if value != known}
 
 
 def _common(config: DecoderConfig | GemmaConfig) -> Values:

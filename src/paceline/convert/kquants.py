@@ -81,9 +81,9 @@ def _with_minimum(x: Tensor, weight: Tensor, search: _Search) -> tuple[Tensor, T
         minimum = _divided(sum_qq * sum_x - sum_q * sum_xq, over)
         above = minimum > 0
         new, minimum = torch.where(above, _divided(sum_xq, sum_qq), new), minimum.clamp(max=0)
-        found = error(new, minimum, q)
-        better = (over > 0) & (found < best)
-        best = torch.where(better, found, best)
+        error_now = error(new, minimum, q)
+        better = (over > 0) & (error_now < best)
+        best = torch.where(better, error_now, best)
         scale, least = torch.where(better, new, scale), torch.where(better, minimum, least)
     return scale[..., 0], -least[..., 0]
 

@@ -47,8 +47,8 @@ def kind_for(name: str, width: int, mixture: str, shape: Shape) -> str:
 
 
 def _by_name(name: str, mixture: str, shape: Shape) -> str:
-    plain, found = MIXTURES[mixture], _LAYER.match(name)
-    layer = int(found[1]) if found else 0
+    plain, match = MIXTURES[mixture], _LAYER.match(name)
+    layer = int(match[1]) if match else 0
     if name == "output.weight" or (name == "token_embd.weight" and shape.tied):
         return "q6_k"
     if ".attn_v." in name:

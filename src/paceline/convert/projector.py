@@ -45,7 +45,7 @@ def write_projector(folder: Path, out: Path, kind: str | None, *, force: bool = 
         for name in shapes
     }
     plan = [Stored(name, name, tuple(x.shape), _kind(name, x, kind)) for name, x in values.items()]
-    total = sum(padded(one.nbytes) for one in plan)
+    total = sum(padded(tensor.nbytes) for tensor in plan)
     check_space(out, total)
     head = _head(raw, list(towers), unified) | {
         "general.file_type": FILE_TYPES[plan[0].kind],
@@ -56,9 +56,9 @@ def write_projector(folder: Path, out: Path, kind: str | None, *, force: bool = 
         with part.open("r+b") as file:
             file.truncate(padded(end) + total)
             file.seek(padded(end))
-            for one in plan:
-                x = values[one.name]
-                put(file, [encoded(x.reshape(-1, x.shape[-1]), one)])
+            for tensor in plan:
+                x = values[tensor.name]
+                put(file, [encoded(x.reshape(-1, x.shape[-1]), tensor)])
         Projector(part)  # whatever is wrong with it is said before it is there
     return out.stat().st_size
 
@@ -75,16 +75,18 @@ def _head(raw: Mapping[str, Any], parts: list[str], unified: bool) -> dict[str, 
     width = parse_target(raw).hidden_size
     head: dict[str, Any] = {"general.type": "mmproj"}
     for part in parts:
-        said = raw[f"{part}_config"]
+        section = raw[f"{part}_config"]
         at = f"clip.{part}"
         head |= {
             f"clip.has_{part}_encoder": True, f"{at}.projector_type": _TYPES[part, unified],
             f"{at}.projection_dim": width,
-            f"{at}.embedding_length": int(said.get("hidden_size") or said.get("mm_embed_dim") or width),
-            f"{at}.feed_forward_length": int(said.get("intermediate_size") or 4 * int(said.get("hidden_size") or width)),
-            f"{at}.block_count": 0 if unified else int(said["num_hidden_layers"]),
-            f"{at}.attention.head_count": 1 if unified else int(said["num_attention_heads"]),
-            f"{at}.attention.layer_norm_epsilon": float(said.get("rms_norm_eps") or 1e-6),
+            f"{at}.embedding_length": int(section.get("hidden_size") or section.get("mm_embed_dim") or width),
+            f"{at}.feed_forward_length": int(
+                section.get("intermediate_size") or 4 * int(section.get("hidden_size") or width)
+            ),
+            f"{at}.block_count": 0 if unified else int(section["num_hidden_layers"]),
+            f"{at}.attention.head_count": 1 if unified else int(section["num_attention_heads"]),
+            f"{at}.attention.layer_norm_epsilon": float(section.get("rms_norm_eps") or 1e-6),
         }  # fmt: skip
     if "vision" in parts:
         head |= {

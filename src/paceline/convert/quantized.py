@@ -119,9 +119,9 @@ def _quantize_file(path: Path, kind: QuantKind, sizes: dict[str, int], in_turns:
                 continue
             data = file.get_tensor(stored)
             sizes["before"] += data.nbytes
-            if in_turns and (found := order_of(name, tuple(data.shape))) is not None:
-                stored = stored.removesuffix(name) + found[0]  # noqa: PLW2901  its name from here on
-                name, data = found[0], found[1](data)
+            if in_turns and (order := order_of(name, tuple(data.shape))) is not None:
+                stored = stored.removesuffix(name) + order[0]  # noqa: PLW2901  its name from here on
+                name, data = order[0], order[1](data)
             for key, tensor in _quantize_tensor(stored, name, data, kind).items():
                 out[key] = tensor
                 sizes["after"] += tensor.nbytes

@@ -180,12 +180,12 @@ def write_text(folder: Path, tokenizer: Tokenizer) -> None:
     if tokenizer.adds_bos and bos is not None:
         raw["post_processor"] = _begin_with(bos, tokenizer.bos_id)
     write_json(folder / "tokenizer.json", raw)
-    said = tokenizer.special_tokens | {
+    tokens = tokenizer.special_tokens | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": tokenizer.adds_bos and bos is not None,
         "clean_up_tokenization_spaces": False,
     }
-    write_json(folder / "tokenizer_config.json", said)
+    write_json(folder / "tokenizer_config.json", tokens)
     if tokenizer.template is not None:
         (folder / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
     if tokenizer.tool_template is not None:
@@ -226,7 +226,7 @@ def config_around(text: Mapping[str, Any], towers: Projector, tokenizer: Tokeniz
         "model_type": kind, "architectures": [f"{name}ForConditionalGeneration"], "text_config": inner,
         "vision_config": towers.vision | {"model_type": f"{kind}_vision"} if towers.vision else None,
         "audio_config": towers.audio | {"model_type": f"{kind}_audio"} if towers.audio else None,
-        **{field: found for field, found in ids.items() if found is not None},
+        **{field: token_id for field, token_id in ids.items() if token_id is not None},
         **{field: text[field] for field in _BOTH if field in text},
     }  # fmt: skip
 

@@ -116,7 +116,9 @@ def write_gguf(
         "general.name": out.stem,
         "general.file_type": _file_type(plan, kind),
     }
-    total = sum(padded(one.nbytes) for one in plan) + sum(padded(one.nbytes) for one in factors.values())
+    total = sum(padded(tensor.nbytes) for tensor in plan) + sum(
+        padded(tensor.nbytes) for tensor in factors.values()
+    )
     check_space(out, total)
     with whole(out) as part:
         end = write_head(part, architecture_of(config), head, plan, factors)
@@ -178,7 +180,7 @@ def _plan(config: Config, tensors: Tensors, wanted: str | None, notes: list[str]
                 heads = rotated_heads(architecture, name, config.heads, config.kv_heads)
             kind, shift = _kind_of(name, entry, wanted, _shape_of(config)), norm_shift(architecture, name)
             out.append(Stored(name, source, shape, kind, i, len(names), heads, shift, axis))
-    uneven = [one for one in out if wanted in (*BLOCKS, *MIXTURES) and one.kind == "f16"]
+    uneven = [tensor for tensor in out if wanted in (*BLOCKS, *MIXTURES) and tensor.kind == "f16"]
     if uneven:
         notes.append(f"{len(uneven)} tensors have rows of no multiple of {ELEMENTS} values: kept as f16")
     return out
@@ -206,9 +208,9 @@ def _kind_of(name: str, entry: Entry, wanted: str | None, shape: Shape) -> str:
 
 def _file_type(plan: list[Stored], wanted: str | None) -> int:
     """The number of what was asked for, or of what most matrices are."""
-    kinds = Counter(one.kind for one in plan if len(one.shape) > 1)
-    kept = AS_BLOCKS if AS_BLOCKS in kinds else kinds.most_common(1)[0][0]
-    return FILE_TYPES[wanted if wanted is not None and wanted in MIXTURES else kept]
+    kinds = Counter(tensor.kind for tensor in plan if len(tensor.shape) > 1)
+    kind = AS_BLOCKS if AS_BLOCKS in kinds else kinds.most_common(1)[0][0]
+    return FILE_TYPES[wanted if wanted is not None and wanted in MIXTURES else kind]
 
 
 def _head(config: Config, tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
@@ -250,9 +252,9 @@ def write_head(
         else:
             writer.add_array(key, value)
     extra = [Stored(name, "", values.shape, "f32") for name, values in factors.items()]
-    for one in [*extra, *plan]:
-        kind = gguf.GGMLQuantizationType[one.kind.upper()]
-        writer.add_tensor_info(one.name, one.shape, np.dtype(np.float32), one.nbytes, kind)
+    for tensor in [*extra, *plan]:
+        kind = gguf.GGMLQuantizationType[tensor.kind.upper()]
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, kind)
     try:
         writer.write_header_to_file(part)
         writer.write_kv_data_to_file()
@@ -274,8 +276,8 @@ def _check(part: Path, config: Config, tokenizer: Tokenizer, folder: Path) -> li
     """What a user should know of the file, read again. Raises LoadError where the model would compute something else."""
     model = Gguf(part)
     raw = read_gguf_config(model)
-    found: Any = parse_assistant(raw) if isinstance(config, AssistantConfig) else parse_target(raw)
-    lost = not_said(config, found)
+    parsed: Any = parse_assistant(raw) if isinstance(config, AssistantConfig) else parse_target(raw)
+    lost = not_said(config, parsed)
     if lost:
         raise LoadError(
             f"{folder} cannot be written as GGUF, whose architecture {architecture_of(config)} cannot say "
@@ -300,46 +302,48 @@ def _check(part: Path, config: Config, tokenizer: Tokenizer, folder: Path) -> li
 def _converted(plan: list[Stored], tensors: Tensors) -> Iterator[Iterator[NDArray[Any]]]:
     """The values of each tensor, in pieces."""
     data = torch.empty(0)
-    for one in plan:
-        if one.part == 0:
-            kept = tensors.take_blocks(one.source) if one.kind == AS_BLOCKS else None
-            data = tensors.take(one.source) if kept is None else kept[0]
-        yield _values(data, one)
+    for tensor in plan:
+        if tensor.part == 0:
+            blocks = tensors.take_blocks(tensor.source) if tensor.kind == AS_BLOCKS else None
+            data = tensors.take(tensor.source) if blocks is None else blocks[0]
+        yield _values(data, tensor)
     tensors.finish()
 
 
-def _values(data: Tensor, one: Stored) -> Iterator[NDArray[Any]]:
-    if one.parts > 1:
-        data = data.chunk(one.parts, one.axis)[one.part]
-    if one.heads:
-        data = data[torch.from_numpy(interleaved_rows(data.shape[0], one.heads))]
-    if one.shift:
-        data = data.float() + one.shift
+def _values(data: Tensor, tensor: Stored) -> Iterator[NDArray[Any]]:
+    if tensor.parts > 1:
+        data = data.chunk(tensor.parts, tensor.axis)[tensor.part]
+    if tensor.heads:
+        data = data[torch.from_numpy(interleaved_rows(data.shape[0], tensor.heads))]
+    if tensor.shift:
+        data = data.float() + tensor.shift
     rows = data.reshape(-1, data.shape[-1]) if data.dim() > 1 else data.reshape(1, -1)
     step = max(1, PIECE // rows.shape[-1])
     for start in range(0, len(rows), step):
-        yield encoded(rows[start : start + step], one)
+        yield encoded(rows[start : start + step], tensor)
 
 
-def encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
-    if one.kind == AS_BLOCKS:
+def encoded(rows: Tensor, tensor: Stored) -> NDArray[Any]:
+    if tensor.kind == AS_BLOCKS:
         return rows.numpy()
-    if one.kind in kquants.QUANTIZERS:
+    if tensor.kind in kquants.QUANTIZERS:
         if not bool((rows.abs() <= kquants.LARGEST).all()):
             raise UsageError(
-                f"{one.source} has values past {kquants.LARGEST:.0e}, or no numbers: give --to bf16 or --to f32"
+                f"{tensor.source} has values past {kquants.LARGEST:.0e}, or no numbers: give --to bf16 or --to f32"
             )
-        return kquants.quantize(one.kind, rows).numpy()
-    if one.kind in BLOCKS:
+        return kquants.quantize(tensor.kind, rows).numpy()
+    if tensor.kind in BLOCKS:
         gguf = _library()
         packed: NDArray[np.uint8] = gguf.quants.quantize(
-            rows.float().contiguous().numpy(), gguf.GGMLQuantizationType[one.kind.upper()]
+            rows.float().contiguous().numpy(), gguf.GGMLQuantizationType[tensor.kind.upper()]
         )
         return packed
-    values = rows.to(FLOATS[one.kind]).contiguous()
-    if one.kind == "f16" and not bool(values.isfinite().all()):
-        raise UsageError(f"{one.source} has values past float16's largest, 65504: give --to bf16 or --to f32")
-    return values.view(torch.int16).numpy() if one.kind == "bf16" else values.numpy()
+    values = rows.to(FLOATS[tensor.kind]).contiguous()
+    if tensor.kind == "f16" and not bool(values.isfinite().all()):
+        raise UsageError(
+            f"{tensor.source} has values past float16's largest, 65504: give --to bf16 or --to f32"
+        )
+    return values.view(torch.int16).numpy() if tensor.kind == "bf16" else values.numpy()
 
 
 def put(file: BinaryIO, values: Iterable[NDArray[Any]]) -> None:

@@ -74,10 +74,10 @@ def _kind(raw: dict[str, Any], gemma: bool, folder: Path) -> dict[str, Any]:
         prefixed = "Prepend" in json.dumps(raw["normalizer"]) or _metaspace_prefix(raw["pre_tokenizer"])
         return {"ggml.model": "llama", "ggml.pre": "default", "ggml.add_space_prefix": prefixed}
     cuts, whole = _cuts(raw["pre_tokenizer"]), bool(raw["model"].get("ignore_merges"))
-    found = [pre for pre, splits in SPLITS.items() if cuts == splits and whole == (pre in WHOLE_WORDS)]
+    fitting = [pre for pre, splits in SPLITS.items() if cuts == splits and whole == (pre in WHOLE_WORDS)]
     composed = '"NFC"' in json.dumps(raw["normalizer"])
-    if found:
-        return {"ggml.model": "gpt2", "ggml.pre": min(found, key=lambda pre: (pre in COMPOSED) != composed)}
+    if fitting:
+        return {"ggml.model": "gpt2", "ggml.pre": min(fitting, key=lambda pre: (pre in COMPOSED) != composed)}
     raise ConfigError(
         f"{folder}: its tokenizer cuts text in a way for which GGUF has no name: convert it with llama.cpp's "
         "convert_hf_to_gguf.py"

@@ -80,13 +80,13 @@ class Alignment:
         out: list[int] = []
         while len(out) < limit and at < len(reference):
             token = reference[at]
-            found = self._change_at(at) if token in first else None
-            if found is None:
+            change = self._change_at(at) if token in first else None
+            if change is None:
                 out.append(token)
                 at += 1
             else:
-                out += found[1]
-                at += len(found[0])
+                out += change[1]
+                at += len(change[0])
         return out
 
     def _end_of_word(self, text: Seq[int]) -> int:

@@ -191,7 +191,7 @@ class Drafter(ABC):
         """Why it cannot draft for a text now, as a reason of control/reasons.py; None if it can."""
         return None
 
-    def on_commit(self, kept: list[Kept]) -> None:  # noqa: B027
+    def on_commit(self, news: list[Kept]) -> None:  # noqa: B027
         """Rows of some texts were kept: each row of a text once and in order, prompts included, refused drafts never."""
 
     def on_verify(self, seen: list[Seen]) -> None:  # noqa: B027

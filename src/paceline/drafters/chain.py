@@ -47,12 +47,12 @@ class ChainDrafter(MemoryDrafter):
             ):
                 drafted[b].append(token)
             left = set(picker.go_on([b for b in active if depth + 1 < context.limits[b]], depth))
-            kept = [row for b, end, count in zip(active, last, counts, strict=True) if b in left
+            rows_left = [row for b, end, count in zip(active, last, counts, strict=True) if b in left
                     for row in range(end + 1 - count, end + 1)]  # fmt: skip
             active = [b for b in active if b in left]
             if not active:
                 break
-            states = rows_of(states, kept)
+            states = rows_of(states, rows_left)
         return picker.draft(self.name)
 
     def _stage(

@@ -106,12 +106,12 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
         assert _snapshot(texts, cache) == before, changes
         for row, text in enumerate(texts.values()):
             tokens, first = draft.tokens[row], len(text.tokens)
-            kept = tokens[: rng.randrange(len(tokens) + 1)]
-            rest = [rng.randrange(target.vocab_size) for _ in range(len(tokens) + 1 - len(kept))]
-            text.tokens += [*kept, rest[0]]
+            committed = tokens[: rng.randrange(len(tokens) + 1)]
+            rest = [rng.randrange(target.vocab_size) for _ in range(len(tokens) + 1 - len(committed))]
+            text.tokens += [*committed, rest[0]]
             if drafter.observes and tokens:
                 failed = dict[str, str]()
-                on_verify(drafter, [Seen(text, first, tuple(tokens), (*kept, *rest))], [failed])
+                on_verify(drafter, [Seen(text, first, tuple(tokens), (*committed, *rest))], [failed])
                 assert not failed, f"on_verify fails: {failed}"
         if turn == rounds // 2:
             gone = texts.pop(0)
@@ -139,8 +139,8 @@ def _advance(target: Target, cache: KVCache, text: Sequence, drafter: Drafter) -
         before, failed = [part.clone() for part in parts], dict[str, str]()
         on_commit(drafter, [Kept(text, text.committed - len(new), parts)], [failed])
         assert not failed, f"on_commit fails: {failed}"
-        kept = all(torch.equal(a, b) for a, b in zip(before, parts, strict=True))
-        assert kept, "a drafter does not change the hidden states that on_commit brings"
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, parts, strict=True))
+        assert unchanged, "a drafter does not change the hidden states that on_commit brings"
     return hidden
 
 

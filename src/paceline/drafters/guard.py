@@ -41,24 +41,24 @@ def ask(drafter: Drafter, context: DraftContext) -> Draft:
     return drafter.draft(context if is_ours(drafter) else guarded(context))
 
 
-def on_commit(drafter: Drafter, kept: list[Kept], parked: list[dict[str, str]]) -> None:
+def on_commit(drafter: Drafter, news: list[Kept], parked: list[dict[str, str]]) -> None:
     """The hook of that name, as guarded as `ask`. A drafter that fails is `parked` [rows], with the reason."""
     try:
         if not is_ours(drafter):
-            kept = [Kept(shown(drafter, k.sequence), k.first, [read_only(s) for s in k.states]) for k in kept]
-        drafter.on_commit(kept)
+            news = [Kept(shown(drafter, k.sequence), k.first, [read_only(s) for s in k.states]) for k in news]
+        drafter.on_commit(news)
     except Exception as error:  # noqa: BLE001  whatever a third party's drafter raises costs speed, never text
-        for one in parked:
-            one[drafter.name] = failure(error)
+        for reasons in parked:
+            reasons[drafter.name] = failure(error)
 
 
 def on_verify(drafter: Drafter, seen: list[Seen], parked: list[dict[str, str]]) -> None:
     """The hook of that name, as `on_commit`."""
     try:
-        drafter.on_verify([replace(one, sequence=shown(drafter, one.sequence)) for one in seen])
+        drafter.on_verify([replace(item, sequence=shown(drafter, item.sequence)) for item in seen])
     except Exception as error:  # noqa: BLE001  as above
-        for one in parked:
-            one[drafter.name] = failure(error)
+        for item in parked:
+            item[drafter.name] = failure(error)
 
 
 def begin(drafter: Drafter, sequence: Sequence, parked: dict[str, str]) -> int:
@@ -202,7 +202,7 @@ def _sorted_out(out: Any, homes: set[int]) -> Any:
     if isinstance(out, torch.Tensor):
         return out.as_subclass(ReadOnlyTensor if _home(out) in homes else torch.Tensor)
     if type(out) in (list, tuple):
-        return type(out)(_sorted_out(one, homes) for one in out)
+        return type(out)(_sorted_out(item, homes) for item in out)
     return out
 
 

@@ -51,9 +51,9 @@ class _Text:
         if 0 <= at - self.at < len(self.trajectory):
             best = self.trajectory[at - self.at], TRAJECTORY
         for n in range(min(len(before), LONGEST), 0, -1):
-            found = self.pool.get(tuple(before[-n:]))
-            if found is not None:
-                return (found, n) if self.rate(n) >= self.rate(best[1]) else best
+            continuation = self.pool.get(tuple(before[-n:]))
+            if continuation is not None:
+                return (continuation, n) if self.rate(n) >= self.rate(best[1]) else best
         return best
 
 
@@ -91,16 +91,16 @@ class LookaheadDrafter(Drafter):
         return line[begin:], [text.rate(source) for source in text.sources]
 
     def on_verify(self, seen: list[Seen]) -> None:
-        for one in seen:
-            text = self._texts.setdefault(one.sequence.id, _Text())
-            line = [*one.sequence.tokens[max(one.first - LONGEST, 0) : one.first], *one.drafted]
-            begin = len(line) - len(one.drafted)
-            for j, token in enumerate(one.chosen):
+        for item in seen:
+            text = self._texts.setdefault(item.sequence.id, _Text())
+            line = [*item.sequence.tokens[max(item.first - LONGEST, 0) : item.first], *item.drafted]
+            begin = len(line) - len(item.drafted)
+            for j, token in enumerate(item.chosen):
                 text.remember(line[max(begin + j - LONGEST, 0) : begin + j], token)
-            text.at, text.trajectory = one.first, one.chosen
-            if one.drafted != text.drafted[: len(one.drafted)]:
+            text.at, text.trajectory = item.first, item.chosen
+            if item.drafted != text.drafted[: len(item.drafted)]:
                 continue  # another's draft
-            for source, guess, token in zip(text.sources, one.drafted, one.chosen, strict=False):
+            for source, guess, token in zip(text.sources, item.drafted, item.chosen, strict=False):
                 text.tries[source] += 1
                 text.hits[source] += guess == token
                 if guess != token:

@@ -83,8 +83,8 @@ class MemoryDrafter(Drafter):
         self._texts[sequence.id] = _Text(sequence, known, self._spare.pop() if self._spare else Waiting())
         return known
 
-    def on_commit(self, kept: list[Kept]) -> None:
-        for rows in kept:
+    def on_commit(self, news: list[Kept]) -> None:
+        for rows in news:
             text = self._texts.get(rows.sequence.id)
             if text is None:
                 continue
@@ -203,8 +203,8 @@ class EntryDrafter(MemoryDrafter):
         """`rows`, each of which reads the token after it, with the soft tokens among these. All rows are causal."""
         if any(s.media for s in sequences):
             firsts = [self.cache.committed(s.id) for s in sequences]
-            found = media_rows([s.media for s in sequences], firsts, rows.starts, self._shift)
-            rows.media = None if found is None else MediaRows(found.pieces, None)
+            rows_of_media = media_rows([s.media for s in sequences], firsts, rows.starts, self._shift)
+            rows.media = None if rows_of_media is None else MediaRows(rows_of_media.pieces, None)
         return rows
 
     def _next(self, sequence: Sequence) -> list[int]:
@@ -389,8 +389,8 @@ class StateDrafter(EntryDrafter):
 
 def _ends(values: torch.Tensor, last: list[int]) -> torch.Tensor:
     """values[last]; of one text a view, which nothing writes to before the next round."""
-    one = len(last) == 1 and values.is_cpu
-    return values[last[0] : last[0] + 1] if one else rows_of(values, last)
+    single = len(last) == 1 and values.is_cpu
+    return values[last[0] : last[0] + 1] if single else rows_of(values, last)
 
 
 def joined(parts: Seq[torch.Tensor]) -> torch.Tensor:

@@ -137,9 +137,9 @@ class TranslatedDrafter(Drafter):
         text.open += text.decoder.decode(data)
         text.read = len(sequence.tokens)
         end = 0
-        while found := PIECE.match(text.open, end):
-            text.settled += self._encode(found[0], begins=not text.settled)
-            end = found.end()
+        while piece := PIECE.match(text.open, end):
+            text.settled += self._encode(piece[0], begins=not text.settled)
+            end = piece.end()
         text.open = text.open[end:]
         text.shadow.tokens[:] = text.settled + self._encode(text.open, begins=not text.settled)
         return text.whole and bool(text.shadow.tokens)
@@ -152,9 +152,9 @@ class TranslatedDrafter(Drafter):
         end = next((i for i, token in enumerate(drafted) if token in self._own.special_ids), len(drafted))
         pieces = [self._own.piece(token) for token in drafted[:end]]
         text, tokens = b"".join(pieces).decode("utf-8", errors="ignore"), []
-        while found := PIECE.match(text):
-            tokens += self._target.encode(found[0], False)
-            text = text[found.end() :]
+        while piece := PIECE.match(text):
+            tokens += self._target.encode(piece[0], False)
+            text = text[piece.end() :]
         if end < len(drafted) and drafted[end] in self._own.eos_ids:
             tokens, end = [*tokens, *self._target.encode(text, False), *self._target.eos_ids[:1]], end + 1
         # a token of the target is as likely as the drafted ones that begin in it

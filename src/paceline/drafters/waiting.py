@@ -38,15 +38,15 @@ class Waiting:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, kept: Kept, skip: int) -> None:
+    def add(self, news: Kept, skip: int) -> None:
         """Copy what was kept, without its first `skip` rows."""
-        at = kept.at
-        count, first = (len(kept) if at is None else at.stop - at.start) - skip, skip
+        at = news.at
+        count, first = (len(news) if at is None else at.stop - at.start) - skip, skip
         first += 0 if at is None else at.start
         if self._count + count > self._room:
-            self._grow(kept.step, count)
-        if count > _FEW or not self._at or not self._near(kept.step):
-            self._copy_many(kept.step, first, count)
+            self._grow(news.step, count)
+        if count > _FEW or not self._at or not self._near(news.step):
+            self._copy_many(news.step, first, count)
         else:
             to = self._at + self._count * self._width
             for source in self._sources:

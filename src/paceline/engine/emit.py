@@ -67,8 +67,8 @@ def _advance(
 ) -> Delta:
     """Append what was kept, as far as the text goes on, and describe it."""
     sequence = request.sequence
-    kept = [drafted[place] for place in verdict.places]
-    new, finish = _cut(request, [*kept, verdict.next_token], state.max_len)
+    accepted = [drafted[place] for place in verdict.places]
+    new, finish = _cut(request, [*accepted, verdict.next_token], state.max_len)
     text = ""
     if request.stream is not None:
         ends = finish == "stop" and new[-1] not in request.stream.signs
@@ -80,7 +80,7 @@ def _advance(
         elif finish is not None:
             text += request.stream.finish() + (request.stream.told(new[-1]) if ends else "")
     delta = _delta(request, new, verdict.accepted, logprobs, text)
-    delta.proposed = drafted if verdict.path is None else kept + _others(drafted, verdict.path)
+    delta.proposed = drafted if verdict.path is None else accepted + _others(drafted, verdict.path)
     if sequence.constraint is not None and not _follow(state, request, new):
         return delta
     if finish is not None:

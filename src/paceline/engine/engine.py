@@ -188,8 +188,8 @@ class Engine:
         `written`: texts that another engine has begun, by index, are gone on with after the tokens it wrote; no others.
         """
         begun = {i: list[int]() for i in range(params.n)} if written is None else written
-        for said in begun.values():
-            self.check([*prompt_ids, *said], params)
+        for answer in begun.values():
+            self.check([*prompt_ids, *answer], params)
         if params.mirostat and any(begun.values()):
             raise UsageError("mirostat cannot go on with a text of another engine: ask again")
         if request_id in self._requests:
@@ -203,10 +203,10 @@ class Engine:
         salt = f"{salt}\0adapters {blend}" if blend else salt
         leader: Sequence | None = None
         self._requests[request_id] = set()
-        for index, said in begun.items():
+        for index, answer in begun.items():
             sequence = Sequence(
                 id=next(self._ids),
-                tokens=[*prompt_ids, *said],
+                tokens=[*prompt_ids, *answer],
                 prompt_len=len(prompt_ids),
                 params=params,
                 seed=noise.sibling_seed(seed, index),
@@ -229,12 +229,12 @@ class Engine:
             ends |= stop_ids_of(parts.tokenizer, params.stop)
         if not params.ignore_eos:
             ends |= set(parts.target.eos_token_ids) | set(parts.tokenizer.eos_ids if parts.tokenizer else ())
-        prompt, said = sequence.tokens[: sequence.prompt_len], sequence.tokens[sequence.prompt_len :]
+        prompt, answer = sequence.tokens[: sequence.prompt_len], sequence.tokens[sequence.prompt_len :]
         stream = TextStream(parts.tokenizer, params) if parts.tokenizer is not None else None
-        text = stream.push(said).text if stream is not None else ""
-        blind = [name for name, one in parts.drafters.items() if sequence.media and one.blind]
+        text = stream.push(answer).text if stream is not None else ""
+        blind = [name for name, drafter in parts.drafters.items() if sequence.media and drafter.blind]
         return RequestState(
-            sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
+            sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, answer), stream,
             frozenset(ends), Stats(media=use_of(sequence.media), lossy=rule == "typical" and not is_greedy(sequence)),
             breakers=self._breakers(params), banned=self._banned(params), text=text,
             pool=Pool(params.pooling) if params.pooling else None, parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),

@@ -50,7 +50,7 @@ class ForcedAcceptance:
         """`tokens` [k + 1]: the target's choices; `position`: where the first draft token stands."""
         drafted = min(len(tokens) - 1, len(self.chances))
         draws = uniforms(seed, position, drafted).accept
-        kept = 0
-        while kept < drafted and draws[kept] < self.chances[kept]:
-            kept += 1
-        return Verdict(kept, tokens[kept])
+        accepted = 0
+        while accepted < drafted and draws[accepted] < self.chances[accepted]:
+            accepted += 1
+        return Verdict(accepted, tokens[accepted])

@@ -76,5 +76,5 @@ def _call(
 ) -> None:
     """Call a hook once for each drafter, with what is new of its texts."""
     for drafter in {id(drafter): drafter for _, drafter, _ in news}.values():
-        own = [(one, request.parked) for request, whose, one in news if whose is drafter]
-        hook(drafter, [one for one, _ in own], [parked for _, parked in own])
+        own = [(item, request.parked) for request, whose, item in news if whose is drafter]
+        hook(drafter, [item for item, _ in own], [parked for _, parked in own])

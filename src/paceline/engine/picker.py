@@ -103,14 +103,14 @@ class StepPicker:
         ]
         counts = self._children(leaves)
         left = [1.0] * len(leaves)  # of the probability
-        found: list[list[_Child]] = [[] for _ in leaves]
+        by_leaf: list[list[_Child]] = [[] for _ in leaves]
         for rank in range(max(counts)):
             drawn = self._sampler.draw(rows, shaping, len(paths[0]) + rank * MAX_DRAFT_TOKENS, logits, ids)
             for i, (leaf, token) in enumerate(zip(leaves, drawn.tokens, strict=True)):
                 share = drawn.confidence[i]
                 if rank < counts[i] and leaf.row not in self._sampler.ended and (share > 0 or not rank):
                     child = leaf._replace(token=token, source=i)
-                    found[i].append(_Child(0.0, share * left[i], drawn.q[i], child))
+                    by_leaf[i].append(_Child(0.0, share * left[i], drawn.q[i], child))
                 left[i] *= 1.0 - share
             tokens = torch.tensor(drawn.tokens, device=logits.device)[:, None]
             if ids is None:  # the next are drawn without them
@@ -118,7 +118,7 @@ class StepPicker:
             else:
                 logits.masked_fill_(ids == tokens, -math.inf)
         levels: dict[int, list[_Child]] = {}
-        for leaf, children, row in zip(leaves, found, shaping, strict=True):
+        for leaf, children, row in zip(leaves, by_leaf, shaping, strict=True):
             before, sure = self._chance(leaf), [child.sure for child in children]
             if self.prunes(leaf.row):
                 sure = self._odds(row, children)

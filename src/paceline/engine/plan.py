@@ -77,7 +77,7 @@ class StepPlan:
             if values is not None:
                 del values[row]
         self.decoding = [b - (b > row) for b in self.decoding if b != row]
-        self.lookups = {b - (b > row): found for b, found in self.lookups.items() if b != row}
+        self.lookups = {b - (b > row): lookup for b, lookup in self.lookups.items() if b != row}
 
 
 def _nothing(rows: int) -> Draft:

@@ -36,11 +36,11 @@ def propose(state: EngineState, plan: StepPlan) -> None:
         return
     hidden = _has_hidden(state, plan)
     rows = [_plan_row(state, plan.requests[b], hidden[b]) for b in at]
-    found = _look_up(state, plan, at, rows)
-    proposals = [None if one is None else Proposal(tuple(one[1])) for one in found]
+    lookups = _look_up(state, plan, at, rows)
+    proposals = [None if lookup is None else Proposal(tuple(lookup[1])) for lookup in lookups]
     wanted = state.policy.plan(rows, proposals, plan.prefill_rows)
     draft = plan.draft
-    for b, own, planned in zip(at, found, wanted.rows, strict=True):
+    for b, own, planned in zip(at, lookups, wanted.rows, strict=True):
         if planned.reason is NoDraftReason.GIVEN_UP:
             _give_up(state, plan.requests[b])
         draft.reasons[b] = _reason(state, plan.requests[b], planned)

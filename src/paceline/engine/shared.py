@@ -56,11 +56,11 @@ class SharedEngine:
         Raises what went wrong: a request that cannot run, a step that failed, tokens that a failed step has lost.
         """
         while True:
-            found = self._look(call)
-            if isinstance(found, Exception):
-                raise found
-            if found is not None:
-                return self._counted(call, found)
+            answer = self._look(call)
+            if isinstance(answer, Exception):
+                raise answer
+            if answer is not None:
+                return self._counted(call, answer)
 
     def close(self, call: Call) -> None:
         """Cancel what is left of a call; at any moment, from any thread, more than once."""

@@ -94,15 +94,17 @@ class EngineState:
         if self.hidden is None or not rows:
             return
         self.hidden_at.update(slots)
-        kept = self.hidden
-        if hidden.is_cpu and hidden.dtype is kept.dtype and hidden.stride(1) == 1:
-            size = kept.element_size()  # a kilobyte or two: torch would take thirty microseconds to move them
-            width, stride = kept.shape[1] * size, hidden.stride(0) * size
-            to, source = kept.data_ptr(), hidden.data_ptr()
+        buffer = self.hidden
+        if hidden.is_cpu and hidden.dtype is buffer.dtype and hidden.stride(1) == 1:
+            size = (
+                buffer.element_size()
+            )  # a kilobyte or two: torch would take thirty microseconds to move them
+            width, stride = buffer.shape[1] * size, hidden.stride(0) * size
+            to, source = buffer.data_ptr(), hidden.data_ptr()
             for (slot, _), row in zip(slots, rows, strict=True):
                 memmove(to + slot * width, source + row * stride, width)
             return
-        put_rows(kept, [slot for slot, _ in slots], rows_of(hidden, rows))
+        put_rows(buffer, [slot for slot, _ in slots], rows_of(hidden, rows))
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it is computed again when there is room."""

@@ -51,8 +51,8 @@ def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: lis
     for b, first in spans:
         request, tokens = plan.requests[b], draft.tokens[b]
         span = slice(first, first + len(tokens) + 1)
-        found = _verdict(state, request, draft, b, _Span(choice, shaping, span))
-        verdict = found if sound else _sound(found, choice.ok[span], tokens)
+        result = _verdict(state, request, draft, b, _Span(choice, shaping, span))
+        verdict = result if sound else _sound(result, choice.ok[span], tokens)
         if verdict is None:
             out.keep[b] = 0
             mask = shaping[first].mask
@@ -64,9 +64,9 @@ def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: lis
         if follows(request.sequence):
             out.thresholds[b] = threshold_after(logits[span], shaping[span], verdict)
         if request.sequence.params.logprobs is not None:
-            said = [*(tokens[j] for j in verdict.places), verdict.next_token]
+            written = [*(tokens[j] for j in verdict.places), verdict.next_token]
             out.logprobs[b] = _logprobs(
-                request, logits, choice, [first + row for row in _rows(verdict)], said
+                request, logits, choice, [first + row for row in _rows(verdict)], written
             )
     return out
 
@@ -129,9 +129,9 @@ def _verdict(state: EngineState, request: RequestState, draft: Draft, b: int, sp
     if state.forced is not None:
         deep = len(tokens) if parents is None else trunk(parents)
         chosen = choice.tokens[own.start : own.start + deep + 1]
-        found = state.forced.verdict(chosen, request.sequence.seed, first.position)
-        found.path = None if parents is None else list(range(found.accepted))
-        return found
+        verdict = state.forced.verdict(chosen, request.sequence.seed, first.position)
+        verdict.path = None if parents is None else list(range(verdict.accepted))
+        return verdict
     if request.rule == "match" or not tokens or is_greedy(first) or choice.shaped is None:
         return verify_match(choice.tokens[own], tokens, parents)
     p = distribution(choice.shaped[own], shaping[own])  # [k + 1, V]
@@ -155,11 +155,11 @@ def _see(request: RequestState, drafted: list[int], choice: Choice, span: slice,
 
 def _keep(state: EngineState, plan: StepPlan, b: int, verdict: Verdict, row: int, out: StepResult) -> None:
     """Record a verdict; the hidden state of the last kept row feeds the next draft. `row`: of the last pending token."""
-    request, kept = plan.requests[b], plan.counts[b] + verdict.accepted
-    out.verdicts[b], out.keep[b] = verdict, kept
+    request, count = plan.requests[b], plan.counts[b] + verdict.accepted
+    out.verdicts[b], out.keep[b] = verdict, count
     if state.hidden is not None and request.network in state.drafters:
         path = verdict.path
-        out.hidden_slots.append((plan.slots[b], request.sequence.committed + kept - 1))
+        out.hidden_slots.append((plan.slots[b], request.sequence.committed + count - 1))
         out.hidden_rows.append(row + (verdict.accepted if path is None else path[-1] + 1 if path else 0))
 
 

@@ -91,33 +91,33 @@ class Entry:
 def local(models: Iterable[Cached], place: Place, caches: Seq[Path]) -> list[Entry]:
     """Of the models that are on this machine those that can be run, in their order. `caches`: where drafters may lie."""
     out = []
-    for one in models:
-        if one.inspection is not None and one.why is None and one.role == "target":
+    for model in models:
+        if model.inspection is not None and model.why is None and model.role == "target":
             try:
-                out.append(_local(one, one.inspection, place, caches))
+                out.append(_local(model, model.inspection, place, caches))
             except (PacelineError, OSError):
                 continue  # `paceline info` on it says what is wrong
     return out
 
 
-def _local(one: Cached, seen: Inspection, place: Place, caches: Seq[Path]) -> Entry:
+def _local(model: Cached, seen: Inspection, place: Place, caches: Seq[Path]) -> Entry:
     folder = seen.path
     config = parse_target(read_config(folder))
-    kind, _, _ = choose_drafter(EngineConfig(target=one.target), folder)
+    kind, _, _ = choose_drafter(EngineConfig(target=model.target), folder)
     drafts, given = kind.removesuffix("+ngram").replace("ngram", NGRAM), None
     if drafts == NGRAM and (smaller := suggestions(folder, caches)):
         given, drafts = str(smaller[0].path), _short(smaller[0].path)
     options = fits_at(config, ways(seen, config), place)
     best = chosen(options, place.free)
     quantize = None if best is options[0] else best.kind
-    return Entry(one.name, one.target, drafts, 0, best.size.memory, best.context, quantize, given)
+    return Entry(model.name, model.target, drafts, 0, best.size.memory, best.context, quantize, given)
 
 
 def well_known(place: Place, names: Iterable[str] = ()) -> list[Entry]:
     """The models of `KNOWN` but `names`, which are here, by the memory that they take."""
     left_out = set(names)
-    found = [_known(known, place) for known in KNOWN if known.name not in left_out]
-    return sorted(found, key=lambda entry: entry.memory)
+    entries = [_known(known, place) for known in KNOWN if known.name not in left_out]
+    return sorted(entries, key=lambda entry: entry.memory)
 
 
 def _known(known: Known, place: Place) -> Entry:
@@ -149,8 +149,8 @@ def fits_at(
     """For each way to keep the weights, whether they fit beside a drafter of so many bytes."""
     if place.device.type == "cpu":
         return fits(config, sizes, place.runner, place.free - drafter, measure=False)
-    found = needs(config, sizes, drafter, USEFUL, place.free)
-    return [Fit(need.kind, sizes[need.kind], need.longest) for need in found]
+    rows = needs(config, sizes, drafter, USEFUL, place.free)
+    return [Fit(need.kind, sizes[need.kind], need.longest) for need in rows]
 
 
 def _config(name: str) -> ModelConfig:

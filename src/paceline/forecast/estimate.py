@@ -112,7 +112,7 @@ def fits(
 ) -> list[Fit]:
     """For each way to keep the weights: what they take, the context that is left room for, and the speed if it fits."""
     layout = spec_of(config.model_type).layout(config)
-    found = []
+    rows = []
     for kind, size in sizes.items():
         itemsize = 2 if kind == "bfloat16" and runner.packs(layout) else 4
         left = free - size.memory - BESIDE
@@ -120,10 +120,10 @@ def fits(
             budget = int(left * CACHE_SHARE["cpu"])
             context = plan_context(layout, budget, itemsize, EngineConfig(), config.max_len)[1]
         except CapacityError:
-            found.append(Fit(kind, size, None))
+            rows.append(Fit(kind, size, None))
             continue
-        found.append(Fit(kind, size, context, speed(config, kind, size, runner) if measure else None))
-    return found
+        rows.append(Fit(kind, size, context, speed(config, kind, size, runner) if measure else None))
+    return rows
 
 
 def chosen(fits: Seq[Fit], free: int) -> Fit:

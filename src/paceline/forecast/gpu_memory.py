@@ -46,15 +46,15 @@ def needs(
     """For each way to keep the weights, on a card of `card` bytes; `drafter`: bytes of it."""
     layout = spec_of(config.model_type).layout(config)
     context = min(context, config.max_len)
-    found = []
+    rows = []
     for kind, size in sizes.items():
         weights = weights_of(config, kind, size)
         cache = cache_bytes(layout, context)
         room = card - weights - drafter - BESIDE
-        found.append(
+        rows.append(
             Need(kind, weights, drafter, cache, BESIDE, context, _longest(layout, room, config.max_len))
         )
-    return found
+    return rows
 
 
 def weights_of(config: ModelConfig, kind: WeightKind, size: Size) -> int:
@@ -76,11 +76,11 @@ def cache_bytes(layout: Layout, context: int, itemsize: int = 2) -> int:
         layout, budget=1 << 60, itemsize=itemsize, max_sequences=1, max_tokens=context, chunk=EngineConfig().step_tokens
     )  # fmt: skip
     cost = layout.bytes_per_token(itemsize)
-    one = {
+    per_token = {
         kind: -(-count // 2) for kind, count in pages.items()
     }  # it plans for a second text of cached prefixes
     states = layout.bytes_per_state() if layout.states else 0
-    return sum(one[kind] * cost[kind] * PAGE for kind in layout.kinds) + states
+    return sum(per_token[kind] * cost[kind] * PAGE for kind in layout.kinds) + states
 
 
 def _longest(layout: Layout, room: int, most: int) -> int | None:

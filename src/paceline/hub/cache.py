@@ -45,18 +45,18 @@ def hub_cache() -> Path:
 
 def cached(cache: Path) -> list[Cached]:
     """The bundled models that are here, then the repositories of `cache` by name."""
-    found = [_described("demo", bundled("target"), bundled("target").parent)]
+    models_here = [_described("demo", bundled("target"), bundled("target").parent)]
     with suppress(LoadError):  # the package is an extra
-        found.append(_described("smollm2", smollm2(), smollm2()))
+        models_here.append(_described("smollm2", smollm2(), smollm2()))
     for repository in sorted(cache.glob(f"{CACHE_PREFIX}*")):
         name = repository.name.removeprefix(CACHE_PREFIX).replace("--", "/")
         models = _gguf_models(name, repository)
-        found += models
+        models_here += models
         try:
-            found += [] if models else [_described(name, open_folder(repository), repository)]
+            models_here += [] if models else [_described(name, open_folder(repository), repository)]
         except (LoadError, UsageError) as error:
-            found.append(Cached(name, _size(repository), "unknown", "unknown", repository, str(error)))
-    return found
+            models_here.append(Cached(name, _size(repository), "unknown", "unknown", repository, str(error)))
+    return models_here
 
 
 def remove(name: str, cache: Path) -> int:
@@ -98,13 +98,13 @@ def _gguf_models(name: str, repository: Path) -> list[Cached]:
     )
     if any(file.endswith(".safetensors") for file in files):
         return []
-    found = []
+    entries = []
     for first in models_among(files):
         split = SPLIT.fullmatch(first)
         parts = [first] if split is None else [file for file in files if file.startswith(f"{split['stem']}-")]
-        one = _described(f"{name}:{tag_of(first)}", files[first], files[first])
-        found.append(replace(one, size=sum(files[part].stat().st_size for part in parts)))
-    return found
+        entry = _described(f"{name}:{tag_of(first)}", files[first], files[first])
+        entries.append(replace(entry, size=sum(files[part].stat().st_size for part in parts)))
+    return entries
 
 
 def _described(name: str, path: Path, place: Path) -> Cached:
@@ -116,8 +116,8 @@ def _described(name: str, path: Path, place: Path) -> Cached:
 
 def in_other_stores(stores: Iterable[Stored]) -> list[Cached]:
     """Models that other programs have downloaded; `paceline rm` leaves them alone."""
-    found = (_described(f"{one.name} ({one.program})", one.path, one.path) for one in stores)
-    return [replace(one, target=str(one.path)) for one in found]
+    models = (_described(f"{stored.name} ({stored.program})", stored.path, stored.path) for stored in stores)
+    return [replace(stored, target=str(stored.path)) for stored in models]
 
 
 def _size(place: Path) -> int:

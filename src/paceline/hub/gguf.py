@@ -44,19 +44,19 @@ def choose(hub: HubName, names: Iterable[str]) -> list[str]:
         tag = tag or (next(iter(tagged)) if len(tagged) == 1 else None)
         if tag is None:
             raise LoadError(f"{hub.id} has GGUF files of several kinds: give {hub.id}:TAG, TAG one of {tags}")
-        found = tagged[tag]
+        files = tagged[tag]
     else:
         tag = hub.tag.upper()
         named = [name for name in names if is_gguf(Path(name)) and hub.tag.lower() in _spellings(name)]
-        found = tagged.get(tag) or tagged.get(f"UD-{tag}") or named[:1]
-    if not found:
+        files = tagged.get(tag) or tagged.get(f"UD-{tag}") or named[:1]
+    if not files:
         raise LoadError(f"{hub.id} has no GGUF file tagged {hub.tag}: give one of {tags}")
-    if len(found) > 1:
-        some = ", ".join(PurePosixPath(name).name for name in found)
+    if len(files) > 1:
+        some = ", ".join(PurePosixPath(name).name for name in files)
         raise LoadError(
-            f"{hub.id} has {len(found)} GGUF files tagged {tag}: give {hub.id}:FILE, FILE one of {some}"
+            f"{hub.id} has {len(files)} GGUF files tagged {tag}: give {hub.id}:FILE, FILE one of {some}"
         )
-    return _parts(hub, found[0], names)
+    return _parts(hub, files[0], names)
 
 
 def drafter_of(hub: HubName) -> str | None:
@@ -79,8 +79,8 @@ def towers_of(hub: HubName) -> str | None:
 def tag_of(name: str) -> str:
     """The kind of a file's weights by its name, in capitals; the whole name where it says none."""
     stem = PurePosixPath(name).name
-    found = list(LABEL.finditer(stem))
-    return found[-1][0].upper() if found else stem
+    labels = list(LABEL.finditer(stem))
+    return labels[-1][0].upper() if labels else stem
 
 
 def _spellings(name: str) -> tuple[str, ...]:
@@ -89,11 +89,11 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 
 def _parts(hub: HubName, name: str, names: list[str]) -> list[str]:
-    found = SPLIT.fullmatch(name)
-    if found is None:
+    match = SPLIT.fullmatch(name)
+    if match is None:
         return [name]
-    count = int(found["count"])
-    parts = [f"{found['stem']}-{i:05d}-of-{found['count']}{found['end']}" for i in range(1, count + 1)]
+    count = int(match["count"])
+    parts = [f"{match['stem']}-{i:05d}-of-{match['count']}{match['end']}" for i in range(1, count + 1)]
     missing = next((part for part in parts if part not in names), None)
     if missing is not None:
         raise LoadError(
@@ -129,9 +129,9 @@ def _fetch_header(hub: HubName, name: str, size: int, path: Path) -> None:
         part = read_part(hub, name, have, min(max(FIRST_PART, 2 * have), size))
         _put(path, have, part)
         have += len(part)
-        whole, said = header(path, have)
-        if "general.architecture" in said:
-            check_architecture(path, said)
+        whole, length = header(path, have)
+        if "general.architecture" in length:
+            check_architecture(path, length)
 
 
 def _put(path: Path, at: int, data: bytes) -> None:

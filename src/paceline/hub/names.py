@@ -50,21 +50,21 @@ def parse_hub(text: str) -> HubName | None:
         raise UsageError(
             f"{text} is an address that paceline cannot load from: give a folder or a hub id org/name"
         )
-    found = HUB_ID.fullmatch(text)
-    return None if found is None else HubName(found["id"], found["revision"], found["tag"])
+    match = HUB_ID.fullmatch(text)
+    return None if match is None else HubName(match["id"], match["revision"], match["tag"])
 
 
 def _from_page(rest: str, text: str) -> HubName:
     parts = [unquote(part) for part in re.split(r"[?#]", rest)[0].split("/") if part]
-    found = HUB_ID.fullmatch("/".join(parts[:2]))
-    if found is None or parts[0] in ("datasets", "spaces"):
+    match = HUB_ID.fullmatch("/".join(parts[:2]))
+    if match is None or parts[0] in ("datasets", "spaces"):
         raise UsageError(f"{text} is no page of a model: give huggingface.co/org/name, or org/name")
-    revision, tag = found["revision"], found["tag"]
+    revision, tag = match["revision"], match["tag"]
     if len(parts) > 3 and parts[2] in ("tree", "blob", "resolve"):
         revision = parts[3]
         if is_gguf(Path(parts[-1])):
             tag = parts[-1]
-    return HubName(found["id"], None if revision == "main" else revision, tag)
+    return HubName(match["id"], None if revision == "main" else revision, tag)
 
 
 def local_path(text: str) -> Path | None:
@@ -107,12 +107,12 @@ def _gguf_in(folder: Path) -> Path | None:
     if (folder / "config.json").exists():
         return None
     files = gguf_files(folder)
-    found = models_among(path.name for path in files)
-    if len(found) > 1:
+    models = models_among(path.name for path in files)
+    if len(models) > 1:
         raise UsageError(
-            f"{folder} holds {len(found)} GGUF models ({found[0]}, {found[1]}, ...): give the path of one"
+            f"{folder} holds {len(models)} GGUF models ({models[0]}, {models[1]}, ...): give the path of one"
         )
-    return folder / found[0] if found else next(iter(files), None)
+    return folder / models[0] if models else next(iter(files), None)
 
 
 def gguf_files(folder: Path) -> list[Path]:
@@ -125,21 +125,21 @@ def gguf_files(folder: Path) -> list[Path]:
 
 def models_among(names: Iterable[str]) -> list[str]:
     """Of the names of files those of GGUF models, of a split one its first part; a drafter only where nothing else is."""
-    found = sorted(name for name in names if is_gguf(Path(name)) and not _NO_MODEL.search(name))
-    return [name for name in found if not DRAFTER_FILE.search(PurePosixPath(name).name)] or found
+    models = sorted(name for name in names if is_gguf(Path(name)) and not _NO_MODEL.search(name))
+    return [name for name in models if not DRAFTER_FILE.search(PurePosixPath(name).name)] or models
 
 
 def _snapshot_of(repository: Path) -> Path:
     """The snapshot that refs/main names, else the newest. LoadError where the download is not complete."""
-    found = sorted((repository / "snapshots").glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    configs = sorted((repository / "snapshots").glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not configs:
         name = repository.name.removeprefix(CACHE_PREFIX).replace("--", "/")
         raise LoadError(
             f"{repository} has no complete snapshot: the download is not complete, run `hf download {name}`"
         )
     main = repository / "refs" / "main"
     wanted = main.read_text(encoding="ascii", errors="replace").strip() if main.is_file() else ""
-    return next((path.parent for path in found if path.parent.name == wanted), found[-1].parent)
+    return next((path.parent for path in configs if path.parent.name == wanted), configs[-1].parent)
 
 
 def explain_file(path: Path) -> str:

@@ -85,9 +85,9 @@ def as_named(text: str, scratch: Path) -> str:
     """`text` with the hub's name in the place of an outline's folder, `org/name:FILE` in that of a GGUF file in it."""
     pattern = re.escape(str(scratch)) + rf"/{CACHE_PREFIX}([\w.-]+)/snapshots/[\w.-]+(?:/([\w.-]+\.gguf))?"
 
-    def named(found: re.Match[str]) -> str:
-        name = found[1].replace("--", "/")
-        return name if found[2] is None else f"{name}:{found[2]}"
+    def named(match: re.Match[str]) -> str:
+        name = match[1].replace("--", "/")
+        return name if match[2] is None else f"{name}:{match[2]}"
 
     return re.sub(pattern, named, text, flags=re.IGNORECASE)
 
@@ -107,11 +107,11 @@ def _downloaded(hub: HubName) -> Path | None:
         return None
     try:
         names = [file.relative_to(folder).as_posix() for file in files_in(folder)]
-        found = folder if hub.tag is None else folder / choose(hub, names)[0]
-        read_entries(found)
+        place = folder if hub.tag is None else folder / choose(hub, names)[0]
+        read_entries(place)
     except LoadError:
         return None
-    return found if is_gguf(found) or (folder / "config.json").is_file() else None
+    return place if is_gguf(place) or (folder / "config.json").is_file() else None
 
 
 def _fetch(hub: HubName, names: list[str], place: Path) -> None:
@@ -144,25 +144,29 @@ def _write_headers(hub: HubName, place: Path) -> None:
     quiet = are_progress_bars_disabled()
     disable_progress_bars()  # a bar for a few headers is noise
     try:
-        found = HfApi().get_safetensors_metadata(hub.id, revision=hub.revision)
+        metadata = HfApi().get_safetensors_metadata(hub.id, revision=hub.revision)
     except errors.NotASafetensorsRepoError:
         return
     finally:
         if not quiet:
             enable_progress_bars()
-    if found.sharded:
-        index = {"weight_map": dict(found.weight_map)}
+    if metadata.sharded:
+        index = {"weight_map": dict(metadata.weight_map)}
         (place / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    for name, file in found.files_metadata.items():
+    for name, file in metadata.files_metadata.items():
         _write_header(place / Path(name).name, file.tensors)
 
 
 def _write_header(path: Path, tensors: Mapping[str, Any]) -> None:
     header = {
-        name: {"dtype": str(one.dtype), "shape": list(one.shape), "data_offsets": list(one.data_offsets)}
-        for name, one in tensors.items()
+        name: {
+            "dtype": str(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": list(tensor.data_offsets),
+        }
+        for name, tensor in tensors.items()
     }
-    _write_hollow(path, header, max((one.data_offsets[1] for one in tensors.values()), default=0))
+    _write_hollow(path, header, max((tensor.data_offsets[1] for tensor in tensors.values()), default=0))
 
 
 def _write_hollow(path: Path, header: Mapping[str, Any], size: int) -> None:

@@ -106,7 +106,7 @@ def listing(hub: HubName) -> tuple[str, dict[str, int]]:
         if here is None:
             raise
         return here.name, {file.relative_to(here).as_posix(): file.stat().st_size for file in files_in(here)}
-    return about.sha or "main", {one.rfilename: one.size or 0 for one in about.siblings or []}
+    return about.sha or "main", {sibling.rfilename: sibling.size or 0 for sibling in about.siblings or []}
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -153,10 +153,10 @@ def check_hashes(downloaded: Path) -> int:
         if not path.is_symlink() or not _SHA256.fullmatch(blob.name):
             continue  # a small file, or a cache without links: its name says nothing
         with blob.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != blob.name:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != blob.name:
             blob.unlink()
             path.unlink()
-            raise LoadError(f"{path.name} was damaged on its way (SHA-256 {found[:12]}…): download it again")
+            raise LoadError(f"{path.name} was damaged on its way (SHA-256 {digest[:12]}…): download it again")
         count += 1
     return count

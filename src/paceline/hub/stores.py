@@ -50,8 +50,8 @@ def usual_stores(home: Path) -> list[Store]:
 def stored_in(store: Store) -> list[Stored]:
     """The models of a store by name; none where it cannot be read."""
     try:
-        found = _of_ollama(store.folder) if store.program == "Ollama" else _files(store)
-        return sorted(found, key=lambda one: one.name)[:MOST]
+        models = _of_ollama(store.folder) if store.program == "Ollama" else _files(store)
+        return sorted(models, key=lambda model: model.name)[:MOST]
     except OSError:
         return []
 

@@ -68,12 +68,12 @@ class Fork:
         """Let the sequence have the pages of the branch that begins with `path`, and give back those of the others."""
         cache, entry, first = self._cache, self._entry, self._first
         failed = self._id not in cache.entries  # then its pages may hold NaN: see `KVCache.close`
-        kept = next(i for i, chain in enumerate(self._chains) if chain[: len(path)] == path) - 1
+        chain_at = next(i for i, chain in enumerate(self._chains) if chain[: len(path)] == path) - 1
         cache.moved = True
         for kind, held in self._pages.items():
-            if kept >= 0 and not failed:
-                pages = slice(first, first + self._sizes[kept])
-                entry.pages[kind][pages], held[kept] = held[kept], entry.pages[kind][pages]
+            if chain_at >= 0 and not failed:
+                pages = slice(first, first + self._sizes[chain_at])
+                entry.pages[kind][pages], held[chain_at] = held[chain_at], entry.pages[kind][pages]
                 cache.host_tables[kind][entry.slot, pages] = entry.pages[kind][pages]
             for page in (page for pages in held for page in pages):
                 if failed:

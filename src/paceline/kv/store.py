@@ -88,10 +88,10 @@ class PageStore:
         self.max_pages = -(-max_tokens // PAGE_SIZE)
         arena = Arena()
         try:
-            kept = partial(_zeros, arena, dtype=stored_as(dtype), device=device)
-            self.k = [kept(self._shape(pages[layer.kind], layer)) for layer in layout.layers]
+            new = partial(_zeros, arena, dtype=stored_as(dtype), device=device)
+            self.k = [new(self._shape(pages[layer.kind], layer)) for layer in layout.layers]
             pairs = zip(self.k, layout.layers)
-            self.v = [k if layer.latent is not None else kept(tuple(k.shape)) for k, layer in pairs]
+            self.v = [k if layer.latent is not None else new(tuple(k.shape)) for k, layer in pairs]
             self.states = None
             if layout.states:
                 exact = torch.float64 if dtype == torch.float64 else torch.float32

@@ -72,14 +72,14 @@ class Tail:
         """
         for i, ((sequence_id, tokens), count) in enumerate(zip(self._items, keep, strict=True)):
             assert 0 <= count <= len(tokens), "a tail cannot keep more than it holds"
-            kept = tokens[:count]
+            committed = tokens[:count]
             if i in self._forks:
                 fork, path = self._forks.pop(i), (paths[i] if paths is not None else None) or []
                 before = len(tokens) - len(fork.depth)
-                kept = kept[:before] + [tokens[before + node] for node in path]
+                committed = committed[:before] + [tokens[before + node] for node in path]
                 fork.end(path)
             if count:
-                self._advance(sequence_id, kept)
+                self._advance(sequence_id, committed)
 
     def _end_forks(self) -> None:
         while self._forks:

@@ -14,21 +14,29 @@ PREFERRED = ("BF16", "F32", "F16", "Q8_0")  # of files that differ in precision 
 def projector_of(model: Path, given: str | None, hidden_size: int) -> Projector | str | None:
     """The towers of a model; why none can be chosen; None where no file is there. Raises LoadError for a given one."""
     if given is not None:
-        found = Projector(Path(given).expanduser())
-        if not fits(found, hidden_size):
+        projector = Projector(Path(given).expanduser())
+        if not fits(projector, hidden_size):
             raise WeightsError(
-                f"{given} was made for another model, of width {_widths(found)} where {hidden_size} is needed: give the "
+                f"{given} was made for another model, of width {_widths(projector)} where {hidden_size} is needed: "
+                "give the "
                 "one that was published beside this model"
             )
-        return found
+        return projector
     if not is_gguf(model):
         return None
-    fitting = [one for one in map(_opened, _candidates(model)) if one is not None and fits(one, hidden_size)]
-    kinds = {_kind(one): one for one in fitting}
+    fitting = [
+        candidate
+        for candidate in map(_opened, _candidates(model))
+        if candidate is not None and fits(candidate, hidden_size)
+    ]
+    kinds = {_kind(candidate): candidate for candidate in fitting}
     if not fitting:
         return None
-    names = ", ".join(sorted(one.path.name for one in fitting))
-    if len(kinds) < len(fitting) or len({(one.types["vision"], one.types["audio"]) for one in fitting}) > 1:
+    names = ", ".join(sorted(candidate.path.name for candidate in fitting))
+    if (
+        len(kinds) < len(fitting)
+        or len({(candidate.types["vision"], candidate.types["audio"]) for candidate in fitting}) > 1
+    ):
         return f"several mmproj files fit ({names}): name one with --mmproj"
     best = next((kinds[kind] for kind in PREFERRED if kind in kinds), None)
     return best or (

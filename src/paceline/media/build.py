@@ -35,12 +35,12 @@ _FILES = ("processor_config.json", "preprocessor_config.json")
 
 def media_tokens(raw: Mapping[str, Any], vocab_size: int) -> dict[Kind, MediaTokens]:
     """By kind the ids that a config.json names, of kinds whose ids are all in the vocabulary."""
-    found: dict[Kind, MediaTokens] = {}
+    tokens: dict[Kind, MediaTokens] = {}
     for kind, names in _IDS.items():
         ids = [next((raw[name] for name in some if isinstance(raw.get(name), int)), -1) for some in names]
         if all(0 <= i < vocab_size for i in ids) and len(set(ids)) == len(ids):
-            found[kind] = MediaTokens(*ids)
-    return found
+            tokens[kind] = MediaTokens(*ids)
+    return tokens
 
 
 def reader_of(
@@ -89,7 +89,7 @@ def plan_towers(
 def _ids_by_text(tokenizer: Tokenizer) -> dict[str, int]:
     """The ids that a GGUF file does not name, by what Gemma 4 calls them."""
     return {
-        name: found for name, text in MEDIA_TEXTS.items() if (found := tokenizer.token_id(text)) is not None
+        name: token for name, text in MEDIA_TEXTS.items() if (token := tokenizer.token_id(text)) is not None
     }
 
 
@@ -107,7 +107,7 @@ def describe_media(
     Nothing for one without special tokens for media. `rate`: operations a second of a matrix of so many inputs and
     outputs on this machine, for what a picture takes.
     """
-    raw, found = read_config(folder), dict[str, str]()
+    raw, rows = read_config(folder), dict[str, str]()
     config = parse_target(raw)
     try:
         if is_gguf(folder):
@@ -119,23 +119,23 @@ def describe_media(
     if "image" in tokens:
         least, most = BUDGETS[0], BUDGETS[-1]
         read = f"read, as {_budget(folder)} tokens at most ({least} to {most}: --image-tokens)"
-        found["pictures"] = f"not read: {vision}" if isinstance(vision, str) else read
+        rows["pictures"] = f"not read: {vision}" if isinstance(vision, str) else read
         tower = vision.args[0] if isinstance(vision, partial) else None
         if rate is not None and isinstance(tower, VisionConfig):
-            found["a picture"] = _seconds(tower, rate(tower.hidden_size, tower.intermediate_size))
+            rows["a picture"] = _seconds(tower, rate(tower.hidden_size, tower.intermediate_size))
     if "audio" in tokens:
-        found["sound"] = (
+        rows["sound"] = (
             f"not read: {audio}" if isinstance(audio, str) else "read, 25 tokens a second, 30 s a clip"
         )
-    return found, []
+    return rows, []
 
 
 def _seconds(config: VisionConfig, rate: float) -> str:
     """How long the tower takes for a picture of each budget, at so many operations a second."""
     seconds = {budget: picture_operations(config, budget) / rate for budget in BUDGETS}
     each = [
-        f"{one:.1f} s at {budget}" if one < 10 else f"{one:.0f} s at {budget}"
-        for budget, one in seconds.items()
+        f"{slow:.1f} s at {budget}" if slow < 10 else f"{slow:.0f} s at {budget}"
+        for budget, slow in seconds.items()
     ]
     return f"about {', '.join(each)} tokens in the tower, by the speed of its largest matrix here"
 
@@ -148,8 +148,8 @@ def _without(module: str, why: str) -> str | None:
 def _budget(folder: Path) -> int:
     """Soft tokens of a picture where nobody says it."""
     for name in _FILES if folder.is_dir() else ():
-        said = read_json(folder / name) or {}
-        inner = said.get("image_processor", said)
+        settings = read_json(folder / name) or {}
+        inner = settings.get("image_processor", settings)
         most = inner.get("max_soft_tokens") if isinstance(inner, Mapping) else None
         if most in BUDGETS:
             return int(most)

@@ -30,9 +30,9 @@ class Decoder:
     def pixels(self, data: bytes, cut: Cut) -> Pixels:
         """As `read_pixels`. Raises PromptError."""
         budget = {"budget": cut.budget, "patch": cut.patch, "pooling": cut.pooling}
-        found = self._ask("picture", data, budget)
-        height, width = found["seen"]
-        return Pixels(found["height"], found["width"], base64.b64decode(found["rgb"]), (height, width))
+        answer = self._ask("picture", data, budget)
+        height, width = answer["seen"]
+        return Pixels(answer["height"], answer["width"], base64.b64decode(answer["rgb"]), (height, width))
 
     def size(self, data: bytes) -> tuple[int, int]:
         """As `size_of`. Raises PromptError."""
@@ -46,11 +46,11 @@ class Decoder:
     def _ask(self, what: str, data: bytes, more: dict[str, int]) -> dict[str, Any]:
         helper = self._free.get()
         try:
-            found = helper.ask({"what": what, "data": base64.b64encode(data).decode(), **more})
+            answer = helper.ask({"what": what, "data": base64.b64encode(data).decode(), **more})
         finally:
             self._free.put(helper)
-        if found is None:
+        if answer is None:
             raise PromptError(f"decoding the file takes more than {self._limit}: send a smaller one")
-        if "refused" in found:
-            raise PromptError(found["refused"])
-        return dict(found)
+        if "refused" in answer:
+            raise PromptError(answer["refused"])
+        return dict(answer)

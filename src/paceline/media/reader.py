@@ -97,13 +97,13 @@ class MediaReader:
     @property
     def placeholders(self) -> list[str]:
         """Every text that is one of the special tokens, which nobody may type."""
-        ids = {i for one in self.tokens.values() for i in (one.placeholder, one.begin, one.end)}
+        ids = {i for marks in self.tokens.values() for i in (marks.placeholder, marks.begin, marks.end)}
         return [self.tokenizer.token_text(i) for i in ids]
 
     def why_not(self, kind: Kind) -> str | None:
         """Why media of a kind cannot be read; None if they can."""
-        found = self._load_vision if kind == "image" else self._load_audio
-        return found if isinstance(found, str) else None
+        tower = self._load_vision if kind == "image" else self._load_audio
+        return tower if isinstance(tower, str) else None
 
     def load(self) -> None:
         """Load the towers now, not with the first picture or clip. Raises LoadError."""
@@ -132,8 +132,8 @@ class MediaReader:
         self._compare(kinds, talk.items)
         ready = [self._prepare(item, salt) for item in talk.items]
         expanded = pieces[0]
-        for one, piece in zip(ready, pieces[1:], strict=True):
-            expanded += self._run_text(one.item.kind, one.count) + piece
+        for ready_item, piece in zip(ready, pieces[1:], strict=True):
+            expanded += self._run_text(ready_item.item.kind, ready_item.count) + piece
         ids = self._encode(expanded, talk.marks, add_bos)
         _check_room(len(ids), ready, self.max_len)
         return MediaPrompt(ids, self._placed(ids, ready, salt))
@@ -149,7 +149,7 @@ class MediaReader:
 
     def in_order(self, text: str, given: Mapping[Kind, Seq[Any]]) -> list[MediaItem]:
         """What is given for a prompt's placeholders, in their order; what has none comes last."""
-        left = {kind: [MediaItem(kind, one, f"{kind}[{i}]") for i, one in enumerate(some)]
+        left = {kind: [MediaItem(kind, source, f"{kind}[{i}]") for i, source in enumerate(some)]
                 for kind, some in given.items()}  # fmt: skip
         items = [left[kind].pop(0) for kind in self._split(text)[0] if left.get(kind)]
         return [*items, *(item for rest in left.values() for item in rest)]
@@ -173,11 +173,11 @@ class MediaReader:
         parts = re.split("(" + "|".join(re.escape(shown) for shown in by_text) + ")", text)
         return [by_text[part] for part in parts[1::2]], parts[::2]
 
-    def _compare(self, found: Seq[Kind], items: Seq[MediaItem]) -> None:
+    def _compare(self, kinds: Seq[Kind], items: Seq[MediaItem]) -> None:
         """Raise PromptError unless there is a placeholder for each item, and no other."""
         for kind in self._texts:
             wanted = [item for item in items if item.kind == kind]
-            count = sum(one == kind for one in found)
+            count = sum(placed == kind for placed in kinds)
             if len(wanted) > MOST_ITEMS[kind]:
                 raise PromptError(
                     f"{len(wanted)} parts of type {kind}, at most {MOST_ITEMS[kind]} are read: send fewer"
@@ -191,7 +191,7 @@ class MediaReader:
                     f"the prompt has {count} of {self._texts[kind]} and {len(wanted)} parts of type {kind} were given: "
                     "give one for each"
                 )
-        if list(found) != [item.kind for item in items]:
+        if list(kinds) != [item.kind for item in items]:
             raise PromptError(
                 "the placeholders stand in another order than the parts: give them in the prompt's order"
             )
@@ -215,18 +215,18 @@ class MediaReader:
     def _placed(self, ids: list[int], ready: Seq[_Ready], salt: str) -> list[SoftTokens]:
         """The soft tokens of each item, where its run stands in `ids`."""
         media, at = list[SoftTokens](), 0
-        for one in ready:
-            token = self.tokens[one.item.kind].placeholder
+        for item in ready:
+            token = self.tokens[item.item.kind].placeholder
             start = ids.index(token, at)
-            at = start + one.count
+            at = start + item.count
             begin = time.perf_counter()
-            vectors, known = self._vectors(one, salt)
-            spent = Spent(one.decoding, 0.0 if known else time.perf_counter() - begin, known)
-            if ids[start:at] != [token] * one.count or len(vectors) != one.count:
+            vectors, known = self._vectors(item, salt)
+            spent = Spent(item.decoding, 0.0 if known else time.perf_counter() - begin, known)
+            if ids[start:at] != [token] * item.count or len(vectors) != item.count:
                 raise PromptError(
-                    f"{one.item.where or 'the picture'}: its soft tokens do not fit its placeholders"
+                    f"{item.item.where or 'the picture'}: its soft tokens do not fit its placeholders"
                 )
-            media.append(SoftTokens(one.item.kind, start, vectors, one.key, one.together, spent))
+            media.append(SoftTokens(item.item.kind, start, vectors, item.key, item.together, spent))
         return media
 
     # -- content -------------------------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ class MediaReader:
             ready = self._picture(item, salt) if item.kind == "image" else self._sound(item, salt)
             return replace(ready, decoding=time.perf_counter() - begin)
         except PromptError as error:
-            said = str(error)
-            raise PromptError(f"{item.where}: {said}" if item.where not in said else said) from error
+            reason = str(error)
+            raise PromptError(f"{item.where}: {reason}" if item.where not in reason else reason) from error
 
     def _picture(self, item: MediaItem, salt: str) -> _Ready:
         tower = self.vision()
@@ -298,24 +298,24 @@ class MediaReader:
                 self._known[file] = key
         return _Ready(item, key, count, lambda: self.turns.run(tower.slices(samples)))
 
-    def _vectors(self, one: _Ready, salt: str) -> tuple[torch.Tensor, bool]:
+    def _vectors(self, item: _Ready, salt: str) -> tuple[torch.Tensor, bool]:
         """(the soft tokens of an item, whether the store had them): else the tower computes them."""
-        if one.known:
-            return one.encode(), True
+        if item.known:
+            return item.encode(), True
         with self._working:  # one at a time, first come, first served
             torch.set_num_threads(self._threads)  # one that began during a step has only itself
             with self._lock:
-                known = self._store.get(_Place(salt, one.key))
-            vectors = one.encode() if known is None else known
+                known = self._store.get(_Place(salt, item.key))
+            vectors = item.encode() if known is None else known
         if not bool(torch.isfinite(vectors).all()):
-            raise PromptError(f"{one.item.where or one.item.kind}: the tower gives no numbers (NaN) for it")
+            raise PromptError(f"{item.item.where or item.item.kind}: the tower gives no numbers (NaN) for it")
         with self._lock:
-            self._keep(_Place(salt, one.key), vectors)
+            self._keep(_Place(salt, item.key), vectors)
         return vectors, known is not None
 
     def _keep(self, place: _Place, vectors: torch.Tensor) -> None:
         self._store[place] = vectors
-        while sum(one.nbytes for one in self._store.values()) > KEPT_BYTES and len(self._store) > 1:
+        while sum(stored.nbytes for stored in self._store.values()) > KEPT_BYTES and len(self._store) > 1:
             self._store.popitem(last=False)
         if len(self._known) > 4096:
             self._known.clear()
@@ -325,7 +325,7 @@ def _check_room(count: int, ready: Seq[_Ready], most: int | None) -> None:
     """Raise TooLong for a prompt of `count` tokens that a context of `most` does not hold, before any tower runs."""
     if most is None or count < most:
         return
-    images = [one.count for one in ready if one.item.kind == "image"]
+    images = [item.count for item in ready if item.item.kind == "image"]
     rest = count - sum(images)
     fitting = [budget for budget in BUDGETS if rest + budget * len(images) < most]
     hint = f"a budget of {fitting[-1]} would fit" if images and fitting else "send fewer or shorter ones"

@@ -43,10 +43,10 @@ def of_client(source: Any, where: str) -> bytes:
 
 def of_url(url: str, where: str) -> bytes:
     """Bytes of a data URL. Nothing is fetched. Raises PromptError."""
-    found = _DATA_URL.match(url)
-    if found is None:
+    match = _DATA_URL.match(url)
+    if match is None:
         raise PromptError(f"{where} is no data URL: nothing is fetched, send 'data:image/png;base64,...'")
-    return of_base64(url[found.end() :], where)
+    return of_base64(url[match.end() :], where)
 
 
 def of_base64(text: str, where: str) -> bytes:

@@ -39,9 +39,9 @@ def hidden(messages: Seq[Mapping[str, Any]], placeholders: Seq[str]) -> Talk:
     pattern = re.compile("|".join(re.escape(text) for text in sorted(placeholders, key=len, reverse=True)))
     talk, nonce = Talk([]), uuid.uuid4().hex
 
-    def mark(found: re.Match[str]) -> str:
+    def mark(match: re.Match[str]) -> str:
         name = f"\ue000{nonce}{len(talk.marks)}\ue001"
-        talk.marks[name] = found[0]
+        talk.marks[name] = match[0]
         return name
 
     def walk(value: Any) -> Any:

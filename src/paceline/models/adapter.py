@@ -101,7 +101,7 @@ def load_adapter(folder: Path, target: Path) -> Adapter:
     _check_kind(raw, folder)
     config = parse_target(read_config(target))
     shapes, shared = spec_of(config.model_type).shapes(config), set(config.shared_layers)
-    found: dict[str, dict[str, Tensor]] = {}
+    by_module: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     skipped: list[str] = []
     for stored, data in _read(folder).items():
@@ -114,8 +114,8 @@ def load_adapter(folder: Path, target: Path) -> Adapter:
             whole[_whole_name(name, data, shapes, folder)] = data
             continue
         kind = f"{match['part']}{'t' if match['embedding'] else ''}"
-        found.setdefault(match["module"], {})[kind] = data
-    parts = {module: _part(raw, module, one, shapes, folder) for module, one in found.items()}
+        by_module.setdefault(match["module"], {})[kind] = data
+    parts = {module: _part(raw, module, tensors, shapes, folder) for module, tensors in by_module.items()}
     if not parts and not whole:
         raise WeightsError(f"{folder} has no tensors for the language model: give another adapter")
     return Adapter(folder, parts, whole, skipped)
@@ -170,7 +170,7 @@ def _whole_name(name: str, data: Tensor, shapes: Shapes, folder: Path) -> str:
 
 
 def _part(
-    raw: Mapping[str, Any], module: str, found: dict[str, Tensor], shapes: Shapes, folder: Path
+    raw: Mapping[str, Any], module: str, tensors: dict[str, Tensor], shapes: Shapes, folder: Path
 ) -> Part:
     rank = _matched(raw.get("rank_pattern"), module, raw.get("r"))
     alpha = _matched(raw.get("alpha_pattern"), module, raw.get("lora_alpha"))
@@ -179,14 +179,16 @@ def _part(
             f"{folder}: r={str(rank)[:40]}, lora_alpha={str(alpha)[:40]} are no numbers above 0"
         )
     scale = alpha / rank**0.5 if raw.get("use_rslora") else alpha / rank
-    return _fitting(module, found, _Place(shapes, folder), rank, scale)
+    return _fitting(module, tensors, _Place(shapes, folder), rank, scale)
 
 
-def _fitting(module: str, found: Mapping[str, Tensor], place: _Place, rank: int | None, scale: float) -> Part:
+def _fitting(
+    module: str, tensors: Mapping[str, Tensor], place: _Place, rank: int | None, scale: float
+) -> Part:
     """The two matrices of a module as a part. `rank` None: what A has."""
     shapes, folder = place.shapes, place.folder
-    table = "At" in found
-    a, b = found.get("At" if table else "A"), found.get("Bt" if table else "B")
+    table = "At" in tensors
+    a, b = tensors.get("At" if table else "A"), tensors.get("Bt" if table else "B")
     if a is None or b is None:
         raise WeightsError(f"{folder}: {module} has only one of lora_A and lora_B: download it again")
     shape = shapes.get(f"{module}.weight")
@@ -230,7 +232,7 @@ def _of_tensors(model: Gguf, target: Path, alpha: float) -> Adapter:
     config, text = parse_target(raw), raw.get("text_config", raw)
     shapes, shared = spec_of(config.model_type).shapes(config), set(config.shared_layers)
     heads = text.get("num_attention_heads", 0), text.get("num_key_value_heads", 0)
-    found: dict[str, dict[str, Tensor]] = {}
+    by_module: dict[str, dict[str, Tensor]] = {}
     skipped: list[str] = []
     for stored in model.tensors:
         base, _, part = stored.rpartition(".lora_")
@@ -241,12 +243,12 @@ def _of_tensors(model: Gguf, target: Path, alpha: float) -> Adapter:
             skipped.append(stored)
             continue
         rows = rotated_heads(architecture, base, *heads) if part == "b" else 0
-        found.setdefault(name.removesuffix(".weight"), {})[part.upper()] = _gguf_part(model, stored, rows)
+        by_module.setdefault(name.removesuffix(".weight"), {})[part.upper()] = _gguf_part(model, stored, rows)
     parts = {}
-    for module, one in found.items():
-        rank = len(one.get("A", ()))
+    for module, tensors_of in by_module.items():
+        rank = len(tensors_of.get("A", ()))
         parts[module] = _fitting(
-            module, one, _Place(shapes, path), None, alpha / rank if alpha and rank else 1.0
+            module, tensors_of, _Place(shapes, path), None, alpha / rank if alpha and rank else 1.0
         )
     if not parts:
         raise WeightsError(f"{path} has no tensors for the language model: give another adapter")

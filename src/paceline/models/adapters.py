@@ -51,17 +51,17 @@ class AdapterBank:
         """Of all adapters, or of one."""
         number = None if name is None else self.names.index(name)
         return sum(
-            one.a.nbytes + one.b.nbytes
+            low_rank.a.nbytes + low_rank.b.nbytes
             for each in self.by_module.values()
-            for i, one in enumerate(each)
-            if one is not None and number in (None, i)
+            for i, low_rank in enumerate(each)
+            if low_rank is not None and number in (None, i)
         )
 
     def ranks(self, name: str) -> list[int]:
         """The ranks that an adapter has, rising."""
         number = self.names.index(name)
-        found = (each[number] for each in self.by_module.values())
-        return sorted({one.rank for one in found if one is not None})
+        parts = (each[number] for each in self.by_module.values())
+        return sorted({part.rank for part in parts if part is not None})
 
     def about(self) -> dict[str, dict[str, object]]:
         """Path, ranks and bytes of each, by name."""
@@ -74,7 +74,8 @@ class AdapterBank:
         """What each matrix gets, on a device."""
         return {
             module: tuple(
-                None if one is None else LowRank(module, one.a.to(device), one.b.to(device)) for one in each
+                None if part is None else LowRank(module, part.a.to(device), part.b.to(device))
+                for part in each
             )
             for module, each in self.by_module.items()
         }
@@ -85,18 +86,18 @@ class AdapterBank:
         adding = [node for node in ops.nodes if node.code is Code.ADAPT]
         products = {id(node.after[0]) for node in adding}
         elsewhere = {
-            one.module
+            part.module
             for node in ops.nodes
             if id(node) not in products
             for weight in node.weights
-            for one in weight.adapted
-            if one is not None
+            for part in weight.adapted
+            if part is not None
         }
-        found = [node.record.adapters for node in adding if isinstance(node.record, Adapt)]
-        read = {one.module for each in found for one in each if one is not None}
+        per_node = [node.record.adapters for node in adding if isinstance(node.record, Adapt)]
+        read = {part.module for each in per_node for part in each if part is not None}
         for module, each in self.by_module.items():
             if module in elsewhere or module not in read:
-                number = next(i for i, one in enumerate(each) if one is not None)
+                number = next(i for i, part in enumerate(each) if part is not None)
                 raise PairError(
                     f"the adapter {self.names[number]} changes {module}, which this model computes in a way that "
                     f"adapters chosen by request cannot join: {_MERGE}"

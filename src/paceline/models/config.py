@@ -26,12 +26,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     The eos ids of generation_config.json win, as in transformers; its suppressed tokens stand beside them.
     """
     if is_gguf(folder):
-        found = config_of(folder)
-        if foreign_drafter(found) is not None:  # which is checked where it is paired
-            return found
+        config = config_of(folder)
+        if foreign_drafter(config) is not None:  # which is checked where it is paired
+            return config
         with said_of(folder):
-            (parse_assistant if found["model_type"] in ASSISTANT_TYPES else parse_target)(found)
-        return found
+            (parse_assistant if config["model_type"] in ASSISTANT_TYPES else parse_target)(config)
+        return config
     try:
         raw = read_json(folder / "config.json")
         generation = read_json(folder / "generation_config.json") or {}
@@ -47,9 +47,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def suppressed_ids(raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """Tokens that are never written: those that the model's makers name, and placeholders of media."""
-    said = raw.get("suppress_tokens")
-    found = [*(said if isinstance(said, list) else ()), *(raw.get(name) for name in _PLACEHOLDERS)]
-    numbers = {i for i in found if isinstance(i, int) and not isinstance(i, bool)}
+    listed = raw.get("suppress_tokens")
+    ids = [*(listed if isinstance(listed, list) else ()), *(raw.get(name) for name in _PLACEHOLDERS)]
+    numbers = {i for i in ids if isinstance(i, int) and not isinstance(i, bool)}
     return tuple(sorted(i for i in numbers if 0 <= i < vocab_size))
 
 

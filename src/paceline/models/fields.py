@@ -62,8 +62,8 @@ def said_of(file: Path, instead: str = "get another GGUF file") -> Iterator[None
     try:
         yield
     except ConfigError as error:
-        said = re.sub(r"download config\.json again(, or add it)?", instead, str(error))
-        raise ConfigError(f"{file}: {said}") from error
+        message = re.sub(r"download config\.json again(, or add it)?", instead, str(error))
+        raise ConfigError(f"{file}: {message}") from error
 
 
 def shown(value: object) -> str:

@@ -137,10 +137,10 @@ class _ShardedWeights(Weights):
         """The outputs of a matrix that this rank has; None: all of them."""
         if name.endswith(_ROWS):
             return self._even(count)
-        found = _LAYER.match(name)
-        if found is None or not name.endswith(_KV):
+        match = _LAYER.match(name)
+        if match is None or not name.endswith(_KV):
             return None
-        layer = int(found[1])
+        layer = int(match[1])
         each = torch.arange(count).view(self.shard.split.kv_heads[layer], -1)  # [kv heads, head_dim]
         return each[self.shard.kv_heads(layer)].flatten()
 

@@ -96,8 +96,10 @@ class Weight:
     def rows(self, ids: torch.Tensor | slice) -> Weight:
         """With the outputs `ids` [n] in that order, a copy; of a slice a view."""
         adapted = tuple(
-            None if one is None else LowRank(one.module, one.a, one.b[:, ids].contiguous())
-            for one in self.adapted
+            None
+            if low_rank is None
+            else LowRank(low_rank.module, low_rank.a, low_rank.b[:, ids].contiguous())
+            for low_rank in self.adapted
         )
         scale = None if self.scale is None else self.scale[ids]
         return Weight(self.data[ids], self.kind, scale, adapted=adapted)
@@ -114,8 +116,10 @@ class Weight:
         grouped = self.scale is not None and self.scale.dim() == 2
         scale = self.scale[:, start // 32 : stop // 32].contiguous() if grouped else self.scale  # type: ignore[index]
         adapted = tuple(
-            None if one is None else LowRank(one.module, one.a[:, start:stop].contiguous(), one.b)
-            for one in self.adapted
+            None
+            if low_rank is None
+            else LowRank(low_rank.module, low_rank.a[:, start:stop].contiguous(), low_rank.b)
+            for low_rank in self.adapted
         )
         return Weight(data, self.kind, scale, partial=True, adapted=adapted)
 

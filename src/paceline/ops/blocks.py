@@ -209,8 +209,8 @@ def _trits(packed: Bytes, group: int, count: int) -> Floats:
     """[n, k] bytes of `count` digits to base 3, as fractions of 256: -1, 0 or 1, the first digits of `group` first."""
     powers = np.array([1, 3, 9, 27, 81][:count], np.uint8).reshape(1, 1, count, 1)
     parts = packed.reshape(len(packed), -1, 1, group) * powers  # modulo 256
-    found: Floats = ((parts.astype(np.uint16) * 3) >> 8).astype(np.float32).reshape(len(packed), -1) - 1
-    return found
+    trits: Floats = ((parts.astype(np.uint16) * 3) >> 8).astype(np.float32).reshape(len(packed), -1) - 1
+    return trits
 
 
 def _tq1_0(blocks: Bytes) -> Floats:
@@ -243,8 +243,8 @@ def _nvfp4(blocks: Bytes, beside: Floats | None = None) -> Floats:
 def nvfp4_scales(stored: Bytes) -> Floats:
     """8-bit floats without a sign, E4M3, as float32: half of each, because the table of values is doubled."""
     exponent, rest = (stored >> 3) & np.uint8(15), (stored & np.uint8(7)).astype(np.float32)
-    found = np.where(exponent == 0, rest / 1024, np.ldexp(1 + rest / 8, exponent.astype(np.int32) - 8))
-    return np.where(stored == 0x7F, 0, found).astype(np.float32)  # no number stands for zero, as in ggml
+    scales = np.where(exponent == 0, rest / 1024, np.ldexp(1 + rest / 8, exponent.astype(np.int32) - 8))
+    return np.where(stored == 0x7F, 0, scales).astype(np.float32)  # no number stands for zero, as in ggml
 
 
 DEQUANTIZERS: Mapping[str, Callable[[Bytes], Floats]] = {

@@ -71,9 +71,9 @@ def all_grids() -> NDArray[np.uint16]:
     """Every grid behind the one before, [4608]; not to be written to."""
     steps = np.frombuffer(zlib.decompress(base64.b85decode(_STEPS)), "<i2").astype(np.int64)
     parts = np.split(steps, np.cumsum(list(SIZES.values()))[:-1])
-    found = np.concatenate([part.cumsum() for part in parts]).astype(np.uint16)
-    found.flags.writeable = False
-    return found
+    grids = np.concatenate([part.cumsum() for part in parts]).astype(np.uint16)
+    grids.flags.writeable = False
+    return grids
 
 
 @cache

@@ -52,8 +52,8 @@ def _values(grid: str, meaning: tuple[int, ...], at: NDArray[np.int64]) -> Float
 def _scaled(d: Floats, odd: NDArray[np.int64], power: float, values: Floats) -> Floats:
     """d * (2 * odd + 1) * power for each of the equal parts of 256 values, times these."""
     scale = d * (2 * odd + 1).astype(np.float32) * np.float32(power)
-    found: Floats = scale[:, :, None] * values.reshape(len(values), odd.shape[1], -1)
-    return found.reshape(len(values), 256)
+    scaled: Floats = scale[:, :, None] * values.reshape(len(values), odd.shape[1], -1)
+    return scaled.reshape(len(values), 256)
 
 
 def _seven(words: NDArray[np.int64]) -> Bytes:

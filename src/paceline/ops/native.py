@@ -258,8 +258,8 @@ class Plan:
         cluster = node.record.size if isinstance(node.record, Gather) else 0
         shared, key = self._shared, (id(loaded), cluster)
         if key not in shared.packed:
-            found = tiles(_extension(), loaded, cluster, shared.arena, shared.exact)
-            shared.packed[key] = (loaded, *found)
+            packed = tiles(_extension(), loaded, cluster, shared.arena, shared.exact)
+            shared.packed[key] = (loaded, *packed)
             if self._tables is not None and id(loaded) not in self._tables:
                 loaded.release()
         _, data, kind = shared.packed[key]
@@ -339,8 +339,8 @@ class Plan:
 
     def places(self) -> list[tuple[int, int, int]]:
         """(address of the first row, elements between rows, columns) of each result, until the capacity grows."""
-        found = [(s, self._tensors[s.root]) for s in self._results]
-        return [(t.data_ptr() + s.column * t.element_size(), t.stride(0), s.width) for s, t in found]
+        results = [(s, self._tensors[s.root]) for s in self._results]
+        return [(t.data_ptr() + s.column * t.element_size(), t.stride(0), s.width) for s, t in results]
 
     def _grow(self, count: int) -> None:
         self.capacity = max(8, 1 << (count - 1).bit_length())

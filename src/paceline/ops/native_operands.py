@@ -66,8 +66,8 @@ def operands(record: Record | None) -> Operands:
 
 def _adapt(record: records.Adapt) -> Operands:
     words: Words = []
-    for one in record.adapters:
-        words += [0, None, None] if one is None else [one.rank, one.a, one.b]
+    for adapter in record.adapters:
+        words += [0, None, None] if adapter is None else [adapter.rank, adapter.a, adapter.b]
     return Operands(words)
 
 

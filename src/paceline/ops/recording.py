@@ -175,8 +175,8 @@ class RecordingOps:
     def delta_rule(self, qkv: Value, b: Value, a: Value, layer: int, rule: DeltaRule) -> Value:
         width = rule.value_heads * rule.value_dim
         (out,) = self._note(Code.DELTA, [qkv, b, a], [width], record=records.Delta(layer, rule))
-        kept = records.Store(layer)
-        self.nodes.append(Node(Code.KEEP, [qkv, b, a], [], record=kept, after=[self.nodes[-1]]))
+        store = records.Store(layer)
+        self.nodes.append(Node(Code.KEEP, [qkv, b, a], [], record=store, after=[self.nodes[-1]]))
         return out
 
     def block_conv(self, x: Value, mix: Value, base: torch.Tensor) -> Value:

@@ -144,10 +144,10 @@ class ReferenceOps:
             return y
         for (start, end), blend in zip(pairwise(rows.starts), rows.texts, strict=True):
             for number, factor in blend:
-                one = adapted[number]
-                if one is not None and start < end:
-                    inner = x[start:end] @ one.a.to(x.dtype).T
-                    y[start:end] += (inner * factor) @ one.b.to(x.dtype)
+                adapter = adapted[number]
+                if adapter is not None and start < end:
+                    inner = x[start:end] @ adapter.a.to(x.dtype).T
+                    y[start:end] += (inner * factor) @ adapter.b.to(x.dtype)
         return y
 
     def _reduce(self, y: Tensor) -> Tensor:
@@ -326,8 +326,8 @@ class ReferenceOps:
             read, state_at_goal = recur(x[begin - oldest - states.history :], state, goal - begin, rule)
             out[start:end] = read[first - begin :].to(out.dtype)
             state.copy_(state_at_goal)
-            kept = range(max(first, last - RECENT), last)
-            recent[[position % RECENT for position in kept]] = held[end - len(kept) : end]
+            tail = range(max(first, last - RECENT), last)
+            recent[[position % RECENT for position in tail]] = held[end - len(tail) : end]
         return out
 
     def short_conv(self, x: Tensor, layer: int, taps: Tensor, bias: Tensor | None) -> Tensor:
@@ -406,8 +406,10 @@ def among_groups(choice: Tensor, experts: Experts) -> Tensor:
     if experts.kept_groups == experts.groups:
         return choice
     by_group = choice.view(len(choice), experts.groups, -1)
-    kept = by_group.topk(2, dim=-1).values.sum(-1).topk(experts.kept_groups, dim=-1).indices
-    left = torch.ones(by_group.shape[:2], dtype=torch.bool, device=choice.device).scatter(1, kept, False)
+    best_groups = by_group.topk(2, dim=-1).values.sum(-1).topk(experts.kept_groups, dim=-1).indices
+    left = torch.ones(by_group.shape[:2], dtype=torch.bool, device=choice.device).scatter(
+        1, best_groups, False
+    )
     return by_group.masked_fill(left[..., None], -torch.inf).flatten(1)
 
 

@@ -26,10 +26,10 @@ class Ends:
         asked for; whether any row goes on.
         """
         count, step = len(self.stops), len(self.drawn.tokens)
-        found, sure = [-1] * count, [0.0] * count
+        drawn, sure = [-1] * count, [0.0] * count
         for row in self._active:
-            found[row], sure[row] = tokens[row], confidence[row]
-        self.drawn.tokens.append(found)
+            drawn[row], sure[row] = tokens[row], confidence[row]
+        self.drawn.tokens.append(drawn)
         self.drawn.confidence.append(sure)
         rows = [row for row in self._active if tokens[row] >= 0]
         self._active = self.go_on(rows, step, [confidence[row] for row in rows])

@@ -60,10 +60,10 @@ class PythonSearch:
         for tokens in LENGTHS:
             if tokens * BYTES > len(self._text):
                 break
-            found = _latest(source, bytes(self._text[-tokens * BYTES :]), stop)
-            if not found:
+            place = _latest(source, bytes(self._text[-tokens * BYTES :]), stop)
+            if not place:
                 break
-            end, length = found, tokens
+            end, length = place, tokens
         return end, length
 
 

@@ -139,12 +139,12 @@ class SharedRunner:
 
 def shared(graphs: Seq[Graph]) -> list[Graph]:
     """Those of `graphs` in which something is added up over the ranks."""
-    found = []
+    tensors = []
     for graph in graphs:
         graph(ops := RecordingOps())
         if any(node.code is Code.REDUCE for node in ops.nodes):
-            found.append(graph)
-    return found
+            tensors.append(graph)
+    return tensors
 
 
 def _changes(

@@ -28,9 +28,9 @@ class Cells:
     def allow(self, tokens: Seq[int]) -> None:
         """Refuse all others."""
         columns, _ = self._find(np.array(tokens, dtype=np.int64))
-        kept = self.x[columns]
+        allowed = self.x[columns]
         self.x[:] = -np.inf
-        self.x[columns] = kept
+        self.x[columns] = allowed
 
     def restrict(self, mask: np.ndarray) -> None:
         """Refuse what `mask` refuses, and tokens beyond its end (vocabulary padding)."""
@@ -64,8 +64,8 @@ class Cells:
         order = self.ids.argsort()
         place = self.lib.searchsorted(self.ids[order], here)
         columns = order[self.lib.clip(place, None, len(order) - 1)]
-        found = self.ids[columns] == here
-        return columns[found], found
+        hits = self.ids[columns] == here
+        return columns[hits], hits
 
     def _here(self, values: np.ndarray) -> Any:
         return values if self.lib is np else to_device(self.lib.as_tensor(values), self.x.device)

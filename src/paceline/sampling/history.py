@@ -53,8 +53,8 @@ class Counts:
         tokens = (self._text or self)._tokens
         if count < 0:
             return [*tokens, *self._draft]
-        kept = max(0, count - len(self._draft))
-        return [*tokens[max(0, len(tokens) - kept) :], *self._draft[max(0, len(self._draft) - count) :]]
+        settled = max(0, count - len(self._draft))
+        return [*tokens[max(0, len(tokens) - settled) :], *self._draft[max(0, len(self._draft) - count) :]]
 
     def window(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """`table` of the last `count` tokens; of those of the prompt among them none is counted."""

@@ -36,9 +36,9 @@ def _lengths(text: np.ndarray, allowed: int, breakers: Breakers) -> dict[int, in
     limit = _since_breaker(text, breakers)
     if limit < allowed:
         return {}
-    found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     if allowed == 0:
-        found = dict.fromkeys(text[1:].tolist(), 0)
+        lengths = dict.fromkeys(text[1:].tolist(), 0)
     ends = np.arange(size - 1)  # of earlier runs that match the text's last `length` tokens
     for length in range(1, limit + 1):
         ends = ends[ends >= length - 1]
@@ -46,8 +46,8 @@ def _lengths(text: np.ndarray, allowed: int, breakers: Breakers) -> dict[int, in
         if not len(ends):
             break
         if length >= allowed:
-            found |= dict.fromkeys(text[ends + 1].tolist(), length)
-    return found
+            lengths |= dict.fromkeys(text[ends + 1].tolist(), length)
+    return lengths
 
 
 def _since_breaker(text: np.ndarray, breakers: Breakers) -> int:

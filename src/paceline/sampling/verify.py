@@ -52,9 +52,9 @@ def verify_match(target_tokens: Seq[int], draft: Seq[int], parents: Seq[int] | N
 
     if parents is not None:
         return _verdict(target_tokens, _walk(parents, follow))
-    for kept, (drafted, own) in enumerate(zip(draft, target_tokens)):
+    for accepted, (drafted, own) in enumerate(zip(draft, target_tokens)):
         if drafted != own:
-            return Verdict(kept, own)
+            return Verdict(accepted, own)
     return Verdict(len(draft), target_tokens[len(draft)])
 
 
@@ -153,8 +153,10 @@ def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], 
     """Block verification: keeps the longest prefix whose own test passes. Arguments as in `verify_reject`."""
     weight, keep = _block(p, q, draft)
     passed = [i + 1 for i in range(len(draft)) if draws.accept[i] < keep[i]]
-    kept = max(passed, default=0)
-    return Verdict(kept, _pick(_next_distribution(p, q, draft, kept, weight[kept]), draws.pick[kept]))
+    accepted = max(passed, default=0)
+    return Verdict(
+        accepted, _pick(_next_distribution(p, q, draft, accepted, weight[accepted]), draws.pick[accepted])
+    )
 
 
 def residual(p: torch.Tensor, q: torch.Tensor | None, token: int, weight: float) -> torch.Tensor:
@@ -165,10 +167,12 @@ def residual(p: torch.Tensor, q: torch.Tensor | None, token: int, weight: float)
 
 
 def _next_distribution(
-    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], kept: int, weight: float
+    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], accepted: int, weight: float
 ) -> torch.Tensor:
     """What the token after `kept` draft tokens is drawn from, [V]."""
-    return p[kept] if kept == len(draft) else residual(p[kept], q[kept], draft[kept], weight)
+    return (
+        p[accepted] if accepted == len(draft) else residual(p[accepted], q[accepted], draft[accepted], weight)
+    )
 
 
 def _pick(p: torch.Tensor, u: float) -> int:

@@ -153,7 +153,9 @@ def _chat(service: Service, body: Counted) -> ChatRequest:
     effort = None if thinking is None else "none" if thinking.type == "disabled" else "medium"
     given: dict[str, Any] = {
         "model": service.called(body.model),
-        "messages": [one for place, message in enumerate(_all(body)) for one in _messages(message, place)],
+        "messages": [
+            converted for place, message in enumerate(_all(body)) for converted in _messages(message, place)
+        ],
         "tools": _functions(body) or None,
         "reasoning_effort": config.effort
         if config is not None and config.effort and effort != "none"
@@ -238,7 +240,7 @@ def _parts(content: Any, where: str) -> list[dict[str, Any]] | str:
     if content is None or isinstance(content, str):
         return content or ""
     try:
-        blocks = [Block.model_validate(one) for one in content] if isinstance(content, list) else None
+        blocks = [Block.model_validate(given) for given in content] if isinstance(content, list) else None
     except ValidationError:
         blocks = None
     if blocks is None:
@@ -368,11 +370,11 @@ class Reply:
 
     def _reason(self) -> dict[str, Any]:
         reason = self.chat.reason
-        said = self._stopped_at() if reason == "stop" else None
+        reached = self._stopped_at() if reason == "stop" else None
         names = {"tool_calls": "tool_use", "length": "max_tokens"}
         return {
-            "stop_reason": "stop_sequence" if said else names.get(reason, "end_turn"),
-            "stop_sequence": said,
+            "stop_reason": "stop_sequence" if reached else names.get(reason, "end_turn"),
+            "stop_sequence": reached,
         }
 
     def _stopped_at(self) -> str | None:

@@ -254,8 +254,8 @@ def add_handlers(app: FastAPI) -> None:
         if error.status_code == 404:
             return shown(request, no_such_path(request.url.path))
         message, code = known.get(error.status_code, (str(error.detail), None))
-        said = ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
-        return shown(request, said)
+        api_error = ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
+        return shown(request, api_error)
 
     @app.exception_handler(ApiError)
     @app.exception_handler(PacelineError)

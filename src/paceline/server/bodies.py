@@ -57,8 +57,10 @@ def read(model: type[BaseModel], raw: bytes) -> BaseModel:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found]) from error
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RequestValidationError(
+            [{**entry, "loc": ("body", *entry["loc"])} for entry in errors]
+        ) from error
 
 
 def check_counts(raw: bytes) -> None:

@@ -160,8 +160,8 @@ class Chat:
         }
 
     def _reason(self, choice: ChatAnswer, reason: str) -> str:
-        found = choice.finish_reason(reason)
-        return "function_call" if self.body.functions and found == "tool_calls" else found
+        finish = choice.finish_reason(reason)
+        return "function_call" if self.body.functions and finish == "tool_calls" else finish
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -78,12 +78,12 @@ def _in_our_words(given: ResponseFormat) -> ResponseFormat:
         if given.type == "json":
             raise refuse("response_format.schema", "is missing: give the JSON schema")
         return given
-    said, value = f"response_format.{where.rstrip('_')}", getattr(given, where)
+    field, value = f"response_format.{where.rstrip('_')}", getattr(given, where)
     if given.type in ("json", "json_object", "json_schema") and given.json_schema is None:
-        return _format(said, "json", value)
+        return _format(field, "json", value)
     if given.type == "regex" and isinstance(value, str) and given.regex is None:
-        return _format(said, "regex", value)
-    raise refuse(said, f"says nothing beside type {given.type!r}: leave it out, or use another type")
+        return _format(field, "regex", value)
+    raise refuse(field, f"says nothing beside type {given.type!r}: leave it out, or use another type")
 
 
 def _formats(body: Sampling) -> list[ResponseFormat]:
@@ -106,33 +106,33 @@ def _formats(body: Sampling) -> list[ResponseFormat]:
             (where + "choice", "choice", inner.choice), (where + "grammar", "grammar", inner.grammar),
             (where + "json_object", "object", inner.json_object or None),
         ]  # fmt: skip
-    return [_format(said, kind, value) for said, kind, value in given if value is not None]
+    return [_format(field, kind, value) for field, kind, value in given if value is not None]
 
 
-def _format(said: str, kind: str, value: Any) -> ResponseFormat:
+def _format(field: str, kind: str, value: Any) -> ResponseFormat:
     if kind == "object":
-        return ResponseFormat.of_field(said, "json_object")
+        return ResponseFormat.of_field(field, "json_object")
     if kind == "json":
-        schema = _schema(said, value) if isinstance(value, str) else value
-        return ResponseFormat.of_field(said, "json_schema", json_schema={"schema": schema})
+        schema = _schema(field, value) if isinstance(value, str) else value
+        return ResponseFormat.of_field(field, "json_schema", json_schema={"schema": schema})
     if kind == "regex":
-        return ResponseFormat.of_field(said, "regex", regex=value)
+        return ResponseFormat.of_field(field, "regex", regex=value)
     if kind == "choice":
         words = " | ".join(json.dumps(word, ensure_ascii=False).replace("\x7f", "\\u007f") for word in value)
-        return ResponseFormat.of_field(said, "grammar", grammar=f"start: {words}")
-    return ResponseFormat.of_field(said, "grammar", grammar=value)
+        return ResponseFormat.of_field(field, "grammar", grammar=f"start: {words}")
+    return ResponseFormat.of_field(field, "grammar", grammar=value)
 
 
-def _schema(said: str, text: str) -> dict[str, Any]:
+def _schema(field: str, text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (
         ValueError,
         RecursionError,
     ) as error:  # a number of thousands of digits is a ValueError of its own
-        raise refuse(said, "is not valid JSON", "bad_grammar") from error
+        raise refuse(field, "is not valid JSON", "bad_grammar") from error
     if not isinstance(schema, dict):
-        raise refuse(said, "has to be a JSON schema, which is an object", "bad_grammar")
+        raise refuse(field, "has to be a JSON schema, which is an object", "bad_grammar")
     return schema
 
 

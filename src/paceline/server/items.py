@@ -152,14 +152,16 @@ class CustomTool(Part):
     def function(self) -> dict[str, Any]:
         """The function that stands for it."""
         text: dict[str, Any] = {"type": "string"}
-        said, made = self.description or "", self.format
+        description, made = self.description or "", self.format
         if made is not None and made.type == "grammar" and made.definition:
             if made.syntax == "regex":
                 text["pattern"] = f"^(?:{made.definition})$"
             else:
-                said = f"{said}\n\nThe input has to fit this grammar:\n{made.definition}".strip()
+                description = (
+                    f"{description}\n\nThe input has to fit this grammar:\n{made.definition}".strip()
+                )
         schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-        return {"name": self.name, "description": said, "parameters": schema}
+        return {"name": self.name, "description": description, "parameters": schema}
 
 
 class OtherTool(Part):
@@ -255,7 +257,7 @@ def _call(item: Kind) -> dict[str, Any]:
     if isinstance(item, CustomCalled):
         return {"id": item.call_id, "function": {"name": item.name, "arguments": {"input": item.input}}}
     if isinstance(item, ShellCalled):
-        said = {"name": "local_shell", "arguments": item.action}
-        return {"id": item.call_id or item.id, "function": said}
+        function = {"name": "local_shell", "arguments": item.action}
+        return {"id": item.call_id or item.id, "function": function}
     assert isinstance(item, Called)
     return {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}

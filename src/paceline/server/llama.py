@@ -66,10 +66,10 @@ def add_llama(app: FastAPI, service: Service) -> None:
 
 async def respond(service: Service, body: LlamaRequest, ready: Completion, request: Request) -> Response:
     service.tell(ready, request.state.told)
-    said = Said(service, body, ready)
+    answer = Said(service, body, ready)
     if body.stream:
-        return EventStream(said.stream())
-    return JSONResponse(await until_disconnect(request.receive, said.whole()))
+        return EventStream(answer.stream())
+    return JSONResponse(await until_disconnect(request.receive, answer.whole()))
 
 
 def as_completion(service: Service, body: LlamaRequest, **more: Any) -> CompletionRequest:

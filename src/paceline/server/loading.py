@@ -52,9 +52,9 @@ class ServedEngine:
         return self._engine.cut_off(request_id)
 
     def step(self) -> list[Delta]:
-        found = self._watchers.find(self._engine)
+        watched = self._watchers.find(self._engine)
         deltas = self._engine.step()
-        self._watchers.look(found)
+        self._watchers.look(watched)
         return deltas
 
     def watch(self) -> None:

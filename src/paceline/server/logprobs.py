@@ -51,7 +51,7 @@ class Entries:
         """Those of a prompt that is shown as `text`."""
         ids = [entry if isinstance(entry, int) else entry.token for entry in entries]
         ways = [_offsets(self._tokenizer, ids, *way) for way in product((False, True), repeat=2)]
-        offsets = next((found for found, whole in ways if whole == text), ways[-1][0])
+        offsets = next((offsets_so for offsets_so, whole in ways if whole == text), ways[-1][0])
         self._begun = self._shown = len(text)
         return list(zip(entries, offsets, strict=True))
 

@@ -140,9 +140,9 @@ class Models:
     def load(self) -> Load:
         loads = [entry.service.worker.load() for entry in self.entries if entry.loaded]
         return Load(
-            sum(one.waiting for one in loads),
-            sum(one.running for one in loads),
-            sum(one.texts for one in loads),
+            sum(load.waiting for load in loads),
+            sum(load.running for load in loads),
+            sum(load.texts for load in loads),
         )
 
     def start(self) -> None:
@@ -150,8 +150,8 @@ class Models:
         first = self.entries[0]
 
         def fitted() -> EngineConfig:
-            found = self._measure(first.wanted)
-            return self._fitted(first, found, self._left(found))
+            footprint = self._measure(first.wanted)
+            return self._fitted(first, footprint, self._left(footprint))
 
         first.start(fitted)
 
@@ -180,11 +180,11 @@ class Models:
         body = (await receive()).get("body", b"") if scope["type"] == "http" else b""
         receive = replay(body, receive)
         try:
-            app, said = await self._app_of(scope, body)
-            if said is None:
+            app, asked = await self._app_of(scope, body)
+            if asked is None:
                 await app(scope, receive, send)
                 return
-            async with self._lease(said) as entry:
+            async with self._lease(asked) as entry:
                 await entry.app(scope, receive, send)
         except (ApiError, PacelineError) as error:
             await self._show(Request(scope), as_api_error(error))(scope, receive, send)
@@ -204,26 +204,28 @@ class Models:
         """The model of a name, the first where none is named. Raises ApiError 404."""
         if not name:
             return self.entries[0]
-        found = (
+        entry = (
             self._by_name.get(name)
             or self._by_name.get(name.removesuffix(LATEST))
             or self._with_adapter(name)
         )
-        if found is None:
+        if entry is None:
             served = ", ".join(map(repr, self._by_name))
             message = f"model {name[:80]!r} is not served here: use one of {served}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return found
+        return entry
 
     def _with_adapter(self, name: str) -> Entry | None:
-        return next((one for one in self.entries if any(name == own for own, _ in one.wanted.adapters)), None)
+        return next(
+            (entry for entry in self.entries if any(name == own for own, _ in entry.wanted.adapters)), None
+        )
 
     @asynccontextmanager
-    async def _lease(self, said: Said) -> AsyncIterator[Entry]:
+    async def _lease(self, asked: Said) -> AsyncIterator[Entry]:
         """A model that is loaded, and stays so meanwhile. Raises ApiError and NotReady."""
-        entry = self.find(said.model)
+        entry = self.find(asked.model)
         entry.users += 1
-        entry.keep = (self._config.idle_unload or math.inf) if said.keep is None else said.keep
+        entry.keep = (self._config.idle_unload or math.inf) if asked.keep is None else asked.keep
         if entry.timer is not None:
             entry.timer.cancel()
         try:
@@ -284,36 +286,38 @@ class Models:
 
     async def _begin(self, entry: Entry) -> None:
         """Start to load, once there is room. Raises ApiError 503."""
-        found = await asyncio.to_thread(self._measure, entry.wanted)
-        need = found.weights + found.cache
-        while (left := self._left(found)) < need:
-            idle = [one for one in self.entries if one.loaded and not one.users and one is not entry]
+        footprint = await asyncio.to_thread(self._measure, entry.wanted)
+        need = footprint.weights + footprint.cache
+        while (left := self._left(footprint)) < need:
+            idle = [
+                other for other in self.entries if other.loaded and not other.users and other is not entry
+            ]
             if not idle:
                 raise self._no_room(entry, need, left)
-            await self._unload(min(idle, key=lambda one: one.used))
-            found = await asyncio.to_thread(self._measure, entry.wanted)
-        config = self._fitted(entry, found, left)
+            await self._unload(min(idle, key=lambda other: other.used))
+            footprint = await asyncio.to_thread(self._measure, entry.wanted)
+        config = self._fitted(entry, footprint, left)
         log.info("%s is loaded", entry.name)
         entry.start(lambda: config)
 
-    def _fitted(self, entry: Entry, found: Footprint, left: int) -> EngineConfig:
+    def _fitted(self, entry: Entry, footprint: Footprint, left: int) -> EngineConfig:
         """How a model is loaded, with as much K/V as there is room for below `memory`."""
-        entry.reserved = found.weights + found.cache
+        entry.reserved = footprint.weights + footprint.cache
         if self._config.memory is None or entry.wanted.cache_memory is not None:
             return entry.wanted
-        share = max(found.cache, int((left - found.weights) * _CACHE_SHARE))
-        entry.reserved = found.weights + share
+        share = max(footprint.cache, int((left - footprint.weights) * _CACHE_SHARE))
+        entry.reserved = footprint.weights + share
         return replace(entry.wanted, cache_memory=share)
 
-    def _left(self, found: Footprint) -> int:
+    def _left(self, footprint: Footprint) -> int:
         """Bytes that another model may take."""
         if self._config.memory is None:
-            return found.free
+            return footprint.free
         taken = sum(entry.size for entry in self.entries if entry.loaded)
-        return min(found.free, int(self._config.memory) - taken)
+        return min(footprint.free, int(self._config.memory) - taken)
 
     def _no_room(self, entry: Entry, need: int, left: int) -> ApiError:
-        busy = [one.name for one in self.entries if one.loaded and one is not entry]
+        busy = [other.name for other in self.entries if other.loaded and other is not entry]
         beside = (
             f" beside {', '.join(busy)}, which {'is' if len(busy) == 1 else 'are'} answering" if busy else ""
         )
@@ -348,7 +352,9 @@ class Models:
 
 
 def _paths(app: FastAPI, method: str = "GET") -> set[str]:
-    return {one.path for one in app.routes if isinstance(one, Route) and method in (one.methods or ())}
+    return {
+        route.path for route in app.routes if isinstance(route, Route) and method in (route.methods or ())
+    }
 
 
 def _collect() -> None:
@@ -376,18 +382,18 @@ def _said(body: bytes) -> Said:
     return Said(model if isinstance(model, str) else None, seconds_of(made.get("keep_alive")))
 
 
-def seconds_of(said: Any) -> float | None:
+def seconds_of(value: Any) -> float | None:
     """What `keep_alive` says, as Ollama's clients write it: seconds, infinite for a negative value, None where nothing is
     said. Numbers are seconds, texts as `1h30m`.
 
     Raises ApiError 400.
     """
-    if said is None:
+    if value is None:
         return None
-    if isinstance(said, int | float) and not isinstance(said, bool) and said == said:
-        return math.inf if said < 0 else float(said)
-    if isinstance(said, str) and len(said) <= 64:
-        text = said.strip()
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
+        return math.inf if value < 0 else float(value)
+    if isinstance(value, str) and len(value) <= 64:
+        text = value.strip()
         sign, text = text[:1] == "-", text.removeprefix("-")
         if re.fullmatch(r"\d{1,9}", text):
             return math.inf if sign else float(text)

@@ -158,7 +158,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
         return JSONResponse({"version": __version__})
 
 
-def _loaded(service: Service, body: Asked, said: dict[str, Any]) -> JSONResponse:
+def _loaded(service: Service, body: Asked, fields: dict[str, Any]) -> JSONResponse:
     """A request without text only asks for the model to be there, or to go: it stays, as it is the only one."""
     _ = service.room
     unload = body.keep_alive == 0 or (
@@ -166,7 +166,7 @@ def _loaded(service: Service, body: Asked, said: dict[str, Any]) -> JSONResponse
     )
     reason = "unload" if unload and not isinstance(body.keep_alive, bool) else "load"
     return JSONResponse(
-        {"model": service.model, "created_at": _now(), **said, "done": True, "done_reason": reason}
+        {"model": service.model, "created_at": _now(), **fields, "done": True, "done_reason": reason}
     )
 
 
@@ -182,28 +182,28 @@ async def _fitting(service: Service, body: ChatAsked, salt: str) -> tuple[Chat, 
     try:
         return await prepare_chat(service, await asyncio.to_thread(_chat, service, body), salt), []
     except ApiError as error:
-        said = body.messages
-        turns = [i for i, message in enumerate(said) if message.role == "user"][1:]
+        messages = body.messages
+        turns = [i for i, message in enumerate(messages) if message.role == "user"][1:]
         if error.code != "context_length_exceeded" or body.truncate is False or not turns:
             raise
         refusal = error
-    found: tuple[Chat, list[str]] | None = None
+    fitting: tuple[Chat, list[str]] | None = None
     low, high = 0, len(turns) - 1
     while low <= high:  # the fewest turns that have to go
         at = (low + high) // 2
-        kept = [m for i, m in enumerate(said) if i >= turns[at] or m.role in ("system", "developer")]
+        left = [m for i, m in enumerate(messages) if i >= turns[at] or m.role in ("system", "developer")]
         try:
-            asked = await asyncio.to_thread(_chat, service, body.model_copy(update={"messages": kept}))
+            asked = await asyncio.to_thread(_chat, service, body.model_copy(update={"messages": left}))
             chat = await prepare_chat(service, asked, salt)
-            gone = len(said) - len(kept)
-            found, high = (chat, [f"messages: the oldest {gone} were left out, to fit the context"]), at - 1
+            gone = len(messages) - len(left)
+            fitting, high = (chat, [f"messages: the oldest {gone} were left out, to fit the context"]), at - 1
         except ApiError as error:
             if error.code != "context_length_exceeded":
                 raise
             low = at + 1
-    if found is None:
+    if fitting is None:
         raise refusal
-    return found
+    return fitting
 
 
 async def _answer(turn: Turn, request: Request) -> HttpResponse:
@@ -241,22 +241,24 @@ def _likely(body: Asked) -> dict[str, Any]:
 
 
 def _chat(service: Service, body: ChatAsked) -> ChatRequest:
-    said = []
+    messages = []
     for message in body.messages:
-        calls = [{"function": one.function} for one in message.tool_calls or []]
-        said.append(
+        calls = [{"function": call.function} for call in message.tool_calls or []]
+        messages.append(
             {"role": message.role, "content": _seen(message.images, message.content), "tool_calls": calls or None,
              "reasoning_content": message.thinking, "name": message.tool_name}
         )  # fmt: skip
     return ChatRequest.model_validate(
-        _common(service, body) | {"messages": said, "tools": body.tools, "think": body.think} | _likely(body)
+        _common(service, body)
+        | {"messages": messages, "tools": body.tools, "think": body.think}
+        | _likely(body)
     )
 
 
 def _as_chat(service: Service, body: GenerateAsked) -> ChatRequest:
     system = [{"role": "system", "content": body.system}] if body.system else []
-    said = [*system, {"role": "user", "content": _seen(body.images, body.prompt)}]
-    more = {"messages": said, "think": body.think} | _likely(body)
+    messages = [*system, {"role": "user", "content": _seen(body.images, body.prompt)}]
+    more = {"messages": messages, "think": body.think} | _likely(body)
     return ChatRequest.model_validate(_common(service, body) | more)
 
 
@@ -273,7 +275,7 @@ def _seen(images: list[str] | None, text: str | None) -> str | list[dict[str, An
     """Content with the pictures before the text."""
     if not images:
         return text
-    return [*({"type": "image", "image": one} for one in images), {"type": "text", "text": text or ""}]
+    return [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text or ""}]
 
 
 def _only_text(body: GenerateAsked, names: tuple[str, ...]) -> None:
@@ -305,13 +307,13 @@ class Turn:
         yield _line(self._head() | self._said("", "", self._calls()) | self._likely(waiting) | self._end())
 
     async def whole(self) -> dict[str, Any]:
-        said = thought = ""
+        content_all = thought = ""
         entries: list[TokenLogprob] = []
         async for piece in self._pieces():
             content, thoughts = _shown(piece)
-            said, thought = said + content, thought + thoughts
+            content_all, thought = content_all + content, thought + thoughts
             entries += piece.get("logprobs", ())
-        told = self._head() | self._said(said, thought, self._calls()) | self._likely(entries)
+        told = self._head() | self._said(content_all, thought, self._calls()) | self._likely(entries)
         return told | self._end()
 
     async def _pieces(self) -> AsyncIterator[dict[str, Any]]:

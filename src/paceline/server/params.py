@@ -40,9 +40,9 @@ def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
 
 def refuse_prompt(error: Exception, where: str = "messages", code: str = "bad_prompt") -> ApiError:
     """A prompt that cannot be, by the part of the messages that is wrong where one is. `where`: the request's field."""
-    found = _PART.match(str(error))
-    param, said = (found[1], found[2]) if found else (where, str(error))
-    return refuse(param, said, code="context_length_exceeded" if isinstance(error, TooLong) else code)
+    match = _PART.match(str(error))
+    param, message = (match[1], match[2]) if match else (where, str(error))
+    return refuse(param, message, code="context_length_exceeded" if isinstance(error, TooLong) else code)
 
 
 def text_of(content: Content | None) -> str:
@@ -185,7 +185,7 @@ def _predicted(text: str) -> str:
 
 def as_field_error(error: UsageError) -> ApiError:
     """An engine's refusal names its field first: keep that name where it is one of ours."""
-    found = _FIELD.match(str(error))
-    name = found[1] if found else None
+    match = _FIELD.match(str(error))
+    name = match[1] if match else None
     known = name in ChatRequest.model_fields or name in CompletionRequest.model_fields
     return ApiError(400, str(error), param=name if known else None, code="invalid_value")

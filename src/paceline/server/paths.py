@@ -44,8 +44,8 @@ _AGAIN = re.compile(r"^(?:/v1)+(?=/(?:v1|api)/)")
 
 def usual(path: str) -> str:
     """A path as the routes have it: base addresses end in a slash, or in /v1 where the client adds one itself."""
-    found = _AGAIN.sub("", re.sub("/{2,}", "/", path)).rstrip("/")
-    return found if found.startswith(("/v1/", "/api/")) else path
+    path_here = _AGAIN.sub("", re.sub("/{2,}", "/", path)).rstrip("/")
+    return path_here if path_here.startswith(("/v1/", "/api/")) else path
 
 
 def below(path: str, root: str) -> str:
@@ -56,6 +56,6 @@ def below(path: str, root: str) -> str:
 def no_such_path(path: str) -> ApiError:
     """404 that says what to use instead. A path below a known one counts as that one."""
     clean = "/" + "/".join(part for part in path.split("/") if part)
-    said = next((t for p, t in _ELSEWHERE.items() if clean == p or clean.startswith(p + "/")), None)
-    message = said or "there is no such path"
+    elsewhere = next((t for p, t in _ELSEWHERE.items() if clean == p or clean.startswith(p + "/")), None)
+    message = elsewhere or "there is no such path"
     return ApiError(404, f"{message}. The paths here: {', '.join(PATHS)}", code="no_such_path")

@@ -32,10 +32,10 @@ class Predicted:
         if not self._runs:
             return
         context = self._ends.get(text, self._start)
-        kept = delta.origins.count("draft")
+        accepted = delta.origins.count("draft")
         for j in self._of_prediction(context, delta.proposed):
-            self.accepted += j < kept
-            self.rejected += j >= kept
+            self.accepted += j < accepted
+            self.rejected += j >= accepted
         after = [*context, *delta.token_ids]
         self._ends[text] = after[len(after) - len(self._start) :]
 

@@ -51,12 +51,12 @@ class Watchers:
         if not self._wanted:
             return []
         with self._lock:
-            return [engine.texts(one)[0] for one in self._wanted if engine.has(one)]
+            return [engine.texts(request_id)[0] for request_id in self._wanted if engine.has(request_id)]
 
-    def look(self, found: list[RequestState]) -> None:
+    def look(self, requests: list[RequestState]) -> None:
         """Notify each request whose prompt has moved on."""
         with self._lock:
-            for text in found:
+            for text in requests:
                 total, notify = text.sequence.prompt_len, self._wanted.get(text.request_id)
                 processed = min(text.sequence.committed, total)
                 if notify is None or processed <= self._last.get(text.request_id, 0):

@@ -138,7 +138,7 @@ def _tools(body: ResponsesRequest) -> list[dict[str, Any]]:
     whole: dict[str, Any] = {"type": "function", "description": None, "parameters": {}, "strict": False}
     custom = [tool for tool in body.tools or [] if isinstance(tool, CustomTool)]
     names = {tool.name for tool in custom}
-    functions = [one["function"] for one in _functions(body) if one["function"]["name"] not in names]
+    functions = [call["function"] for call in _functions(body) if call["function"]["name"] not in names]
     out: list[dict[str, Any]] = [{**whole, **function} for function in functions]
     return out + [tool.model_dump(exclude_none=True) for tool in custom]
 
@@ -165,7 +165,7 @@ def _choice(choice: str | NamedFunction | NamedCustom | AllowedFunctions | Other
     if isinstance(choice, NamedFunction | NamedCustom):
         return {"type": "function", "function": {"name": choice.name}}
     if isinstance(choice, AllowedFunctions):
-        named = [{"type": "function", "function": {"name": one.name}} for one in choice.tools]
+        named = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
     return choice
 
@@ -284,8 +284,8 @@ def _input_of(arguments: str) -> str:
         made = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    said = made.get("input") if isinstance(made, dict) else None
-    return said if isinstance(said, str) else arguments
+    value = made.get("input") if isinstance(made, dict) else None
+    return value if isinstance(value, str) else arguments
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
@@ -322,10 +322,10 @@ class Response:
         number = 0
         out = b""
         async with aclosing(self._events()) as events:  # type: ignore[type-var]
-            async for one in events:
-                if one is not None:
-                    named = b"event: " + one["type"].encode() + b"\n"
-                    out += named + event(one | {"sequence_number": number})
+            async for item in events:
+                if item is not None:
+                    named = b"event: " + item["type"].encode() + b"\n"
+                    out += named + event(item | {"sequence_number": number})
                     number += 1
                 elif out:
                     yield out
@@ -341,11 +341,11 @@ class Response:
                     yield {"type": "response.created", "response": self._told()}
                     yield {"type": "response.in_progress", "response": self._told()}
                     begun = True
-                for one in self.output.push(piece):
-                    yield one
+                for event in self.output.push(piece):
+                    yield event
                 yield None
-        for one in self.output.close():
-            yield one
+        for event in self.output.close():
+            yield event
         yield {"type": f"response.{self._status()}", "response": self._told()}
 
     def _status(self) -> str:

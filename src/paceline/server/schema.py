@@ -142,9 +142,9 @@ class ResponseFormat(Part):
         return self._said
 
     @classmethod
-    def of_field(cls, said: str, kind: str, **fields: Any) -> ResponseFormat:
+    def of_field(cls, field: str, kind: str, **fields: Any) -> ResponseFormat:
         made = cls.model_validate({"type": kind, **fields})
-        made._said = said
+        made._said = field
         return made
 
 

@@ -82,10 +82,10 @@ class Keys:
         if not self._digests:
             return ""
         given = hashlib.sha256(_presented(authorization or "").encode("utf-8", "surrogateescape")).digest()
-        found = b""
+        matching = b""
         for digest in self._digests:
-            found = digest if hmac.compare_digest(digest, given) else found
-        return found.hex()[:32] or None
+            matching = digest if hmac.compare_digest(digest, given) else matching
+        return matching.hex()[:32] or None
 
 
 def _digest_of(key: str) -> bytes:

@@ -141,8 +141,8 @@ class Service:
     def warnings(self, body: Named) -> list[str]:
         """What of the request is ignored: readiness first, then the model's name and unknown fields. ApiError."""
         _ = self.room
-        said = self.unknown.model(body.model, self.names, choice=bool(self.adapters))
-        return said + self.unknown.warnings(body)
+        warning = self.unknown.model(body.model, self.names, choice=bool(self.adapters))
+        return warning + self.unknown.warnings(body)
 
     def check(self, body: Sampling) -> Room:
         """The room, if the request is within the limits."""

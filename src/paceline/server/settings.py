@@ -161,12 +161,12 @@ def _tables(path: str | Path) -> dict[str, Any]:
 
 def read_models(path: str | Path) -> list[Served]:
     """The tables [[models]] of a TOML file: options of [engine], a `name`, a table `sampling`. Raises UsageError."""
-    found = _tables(path).get("models", [])
+    tables = _tables(path).get("models", [])
     where = f"--config {path}, [[models]]"
-    if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"{where}: give a table for each model, [[models]]")
     out = []
-    for table in found:
+    for table in tables:
         name, sampling = table.pop("name", None), table.pop("sampling", {})
         if not (name is None or isinstance(name, str)) or not isinstance(sampling, dict):
             raise UsageError(f"{where}: name is a text, and sampling a table")

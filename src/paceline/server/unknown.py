@@ -45,27 +45,27 @@ class Unknown:
 
     def warnings(self, body: Named) -> list[str]:
         """A sentence for each name in `body` that is ignored. Raises ApiError 400 if the server is strict."""
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         _refuse_changes(body)
         for place, why in _ignored(body, self._no_effect):
             if self._strict:
                 where = ".".join(str(part)[:_SHOWN] for part in place)
                 raise refuse(where, f"{why}, and this server was started with --strict: leave it out")
             name = ".".join(str(part)[:_SHOWN] for part in place if isinstance(part, str))
-            found.setdefault(name, why)
-            if len(found) == _TOLD:
+            values.setdefault(name, why)
+            if len(values) == _TOLD:
                 break
-        for name, why in found.items():
+        for name, why in values.items():
             self._log(name, f"request field {name!r} {why} and ignored")
-        return [f"{name}: {why} and ignored" for name, why in found.items()]
+        return [f"{name}: {why} and ignored" for name, why in values.items()]
 
-    def left_out(self, found: dict[str, str]) -> list[str]:
+    def left_out(self, values: dict[str, str]) -> list[str]:
         """A sentence for each field (-> why) that is left out. Raises ApiError 400 if the server is strict."""
-        for place, why in found.items():
+        for place, why in values.items():
             if self._strict:
                 raise refuse(place, f"{why}, and this server was started with --strict: leave it out")
             self._log(why, f"request field {place!r}: {why}")
-        return [f"{place}: {why}" for place, why in found.items()][:_TOLD]
+        return [f"{place}: {why}" for place, why in values.items()][:_TOLD]
 
     def model(self, asked: str | None, served: tuple[str, ...], *, choice: bool = False) -> list[str]:
         """What to say of the model that a request names. Raises ApiError 404 if the server is strict, or if the name is a
@@ -78,9 +78,9 @@ class Unknown:
             raise ApiError(404, message, param="model", code="model_not_found")
         if not asked:
             return []
-        said = f"model: {asked[:_SHOWN]!r} is not served here, {served[0]!r} answers"
-        self._log(f"model {asked[:_SHOWN]}", said)
-        return [said]
+        warning = f"model: {asked[:_SHOWN]!r} is not served here, {served[0]!r} answers"
+        self._log(f"model {asked[:_SHOWN]}", warning)
+        return [warning]
 
     def _log(self, name: str, message: str) -> None:
         if name not in self._logged and len(self._logged) < _LOGGED:

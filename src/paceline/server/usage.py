@@ -86,7 +86,7 @@ def report(stats: Iterable[Stats], seed: int | None, warnings: list[str]) -> dic
     """What an answer carries besides the standard fields; `warnings` only if there are any."""
     stats = list(stats)
     told: dict[str, Any] = {"speculation": speculation(stats, seed)}
-    used = next((one.media for one in stats if one.media is not None), None)
+    used = next((stat.media for stat in stats if stat.media is not None), None)
     if used is not None:
         told["media"] = {
             name: round(value, 6) if isinstance(value, float) else value

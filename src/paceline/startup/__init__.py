@@ -108,18 +108,18 @@ class _Stored:
 
     def table(self) -> tuple[CostTable, str]:
         """(prices, where they come from). Those that were not trusted are measured again."""
-        begin, kept = time.perf_counter(), self.kept
-        if kept is not None and kept.table.trusted:
-            return kept.table, f"kept, {time.perf_counter() - begin:.2f} s"
+        begin, stored = time.perf_counter(), self.kept
+        if stored is not None and stored.table.trusted:
+            return stored.table, f"kept, {time.perf_counter() - begin:.2f} s"
         table = measure_steps(self.pair.parts, MEASURING)
         if table is None:
             self.path = None
             return unmeasured(), "not measured: the context is too short"
-        said = f"measured, {time.perf_counter() - begin:.2f} s"
+        origin = f"measured, {time.perf_counter() - begin:.2f} s"
         if not table.trusted:
-            said += "; not trusted: too few steps, or a busy machine"
-        self.kept = Kept(table) if kept is None else Kept(table, kept.known, kept.drafts)
-        return table, said + self._save()
+            origin += "; not trusted: too few steps, or a busy machine"
+        self.kept = Kept(table) if stored is None else Kept(table, stored.known, stored.drafts)
+        return table, origin + self._save()
 
     def keep(self, learnt: Learnt) -> None:
         """What texts have shown takes the place of what was known."""

@@ -62,12 +62,12 @@ def learnt_of(learnt: Learnt, drafter: str, before: Known | None) -> Known | Non
 
 def complaint(known: Known, drafter: str) -> str | None:
     """A warning if the pair keeps far less than such drafters usually do, else None."""
-    kept, usual = known.acceptance[0], USUAL[0]
-    if kept >= ALARM_SHARE * usual:
+    measured, usual = known.acceptance[0], USUAL[0]
+    if measured >= ALARM_SHARE * usual:
         return None
     trained = drafter in KINDS and KINDS[drafter].trained
     return (
-        f"drafter {drafter} hardly fits this target: about {kept:.0%} of its first tokens are kept, such drafters "
+        f"drafter {drafter} hardly fits this target: about {measured:.0%} of its first tokens are kept, such drafters "
         f"reach about {usual:.0%}. It may be of another target, or the target was fine-tuned since. The text is still "
         + ("right; `paceline train` fits the drafter to the target" if trained else
            "right; give a smaller model of the target's own family, or the drafter ngram")
@@ -101,9 +101,9 @@ def _pair(raw: object) -> tuple[float, float]:
     pair = _numbers(raw, "a pair of bins")
     if len(pair) != 2 or not 0.0 <= pair[0] <= pair[1] < float("inf"):
         raise ValueError("a pair of bins is not 0 <= kept <= tried")
-    kept, tried = pair
+    accepted, tried = pair
     share = min(1.0, BIN_TRIES / tried) if tried else 1.0
-    return kept * share, tried * share
+    return accepted * share, tried * share
 
 
 def read_calibration(folder: Path) -> tuple[Known | None, str]:

@@ -17,23 +17,23 @@ def describe_pair(
     folder: Path, target: Path, key: profile_store.Key, drafter: str, share: float
 ) -> dict[str, str]:
     """By the name of a line. `key`: what a profile in `folder` has to be of. `share`: of the target's bytes."""
-    found = profile_store.newest(folder, target, key)
-    if found is None:
+    newest = profile_store.newest(folder, target, key)
+    if newest is None:
         from_bytes = pays_from(by_bytes(share), "model")
         return {
             "prices": f"not measured yet, the first run does; by its bytes a drafted token takes {share:.2f} of a step",
             "auto": f"begins with drafts, to see what is kept: {_pays(from_bytes)}",
         }
-    path, kept = found
-    out = {"prices": f"{_prices(kept.table, drafter)}; {path}"}
-    if drafter not in kept.table.drafts:
+    path, stored = newest
+    out = {"prices": f"{_prices(stored.table, drafter)}; {path}"}
+    if drafter not in stored.table.drafts:
         return out
-    if kept.known is None:
-        out["auto"] = f"begins with drafts, to see what is kept: {_pays(pays_from(kept.table, drafter))}"
+    if stored.known is None:
+        out["auto"] = f"begins with drafts, to see what is kept: {_pays(pays_from(stored.table, drafter))}"
         return out
-    for name, known in (("greedy", kept.known), ("sampled", kept.known.sampled)):
+    for name, known in (("greedy", stored.known), ("sampled", stored.known.sampled)):
         if known is not None:
-            out[f"{name}"] = _promise(kept, known, drafter)
+            out[f"{name}"] = _promise(stored, known, drafter)
     return out
 
 
@@ -44,21 +44,21 @@ def _pays(share: float) -> str:
 def _prices(table: CostTable, drafter: str) -> str:
     steps = ", ".join(f"{1e3 * seconds:.1f}" for seconds in table.seconds)
     rows = ", ".join(map(str, table.rows))
-    said = f"steps of {rows} rows take {steps} ms"
+    words = f"steps of {rows} rows take {steps} ms"
     if drafter in table.drafts:
         base, call, token = table.drafts[drafter]
-        said += f", a drafted token {1e3 * (call + token):.1f}" + (
+        words += f", a drafted token {1e3 * (call + token):.1f}" + (
             f" and {1e3 * base:.1f} a round" if base > 1e-5 else ""
         )
-    return said + ("" if table.trusted else "; NOT trusted, the next start measures again")
+    return words + ("" if table.trusted else "; NOT trusted, the next start measures again")
 
 
-def _promise(kept: Kept, known: Known, drafter: str) -> str:
-    found = outlook(kept.table, drafter, known.acceptance)
+def _promise(stored: Kept, known: Known, drafter: str) -> str:
+    promise = outlook(stored.table, drafter, known.acceptance)
     share = " ".join(f"{a:.2f}" for a in known.acceptance[:POSITIONS])
     does = (
-        f"{found.tokens} tokens a step, {found.gain:.2f} times plain"
-        if found.tokens
+        f"{promise.tokens} tokens a step, {promise.gain:.2f} times plain"
+        if promise.tokens
         else "drafts nothing but bets"
     )
-    return f"{share} kept by position, from {kept.drafts} drafts: {does}"
+    return f"{share} kept by position, from {stored.drafts} drafts: {does}"

@@ -54,13 +54,13 @@ def place(folder: Path, target: Path, settings: Seq[str]) -> Path:
     return folder / f"{target.resolve().name}-{mark}.json"
 
 
-def save(kept: Kept, key: Key, path: Path) -> str:
+def save(stored: Kept, key: Key, path: Path) -> str:
     """Write atomically. "" or why it could not be kept; then it is only measured again."""
     value = {
-        "version": VERSION, "key": dict(key), "rows": kept.table.rows, "seconds": kept.table.seconds,
-        "drafts": {name: list(cost) for name, cost in kept.table.drafts.items()},
-        "trusted": kept.table.trusted, "drafted": kept.drafts,
-        "known": kept.known.to_json() if kept.known is not None else None,
+        "version": VERSION, "key": dict(key), "rows": stored.table.rows, "seconds": stored.table.seconds,
+        "drafts": {name: list(cost) for name, cost in stored.table.drafts.items()},
+        "trusted": stored.table.trusted, "drafted": stored.drafts,
+        "known": stored.known.to_json() if stored.known is not None else None,
     }  # fmt: skip
     temporary: str | None = None
     try:
@@ -104,7 +104,7 @@ def newest(folder: Path, target: Path, key: Key) -> tuple[Path, Kept] | None:
         with suppress(OSError):
             written.append((path.stat().st_mtime, path))
     for _, path in sorted(written, reverse=True):
-        kept = load(path, key)
-        if kept is not None:
-            return path, kept
+        stored = load(path, key)
+        if stored is not None:
+            return path, stored
     return None

@@ -125,8 +125,10 @@ class Bench:
     @property
     def plain(self) -> float:
         """Seconds of a plain step, as far as they are known."""
-        outcomes = self.seen.get(PLAIN) or [one for shape, one in self.warmed.items() if shape == PLAIN]
-        return median([one.target_seconds for one in outcomes]) if outcomes else 0.0
+        outcomes = self.seen.get(PLAIN) or [
+            outcome for shape, outcome in self.warmed.items() if shape == PLAIN
+        ]
+        return median([outcome.target_seconds for outcome in outcomes]) if outcomes else 0.0
 
     def _seat(self, shape: Shape) -> bool:
         """Let just so many requests decode, with room for two such steps. False if there is none."""
@@ -157,16 +159,16 @@ class Bench:
 
     def table(self) -> CostTable | None:
         """None without a plain step and another one."""
-        outcomes = {shape: self.seen.get(shape) or [one] for shape, one in self.warmed.items()}
+        outcomes = {shape: self.seen.get(shape) or [outcome] for shape, outcome in self.warmed.items()}
         steps: dict[int, list[float]] = {}
         for shape, some in outcomes.items():
-            steps.setdefault(shape.rows, []).append(median([one.target_seconds for one in some]))
+            steps.setdefault(shape.rows, []).append(median([outcome.target_seconds for outcome in some]))
         if len(steps) < 2 or 1 not in steps:
             return None
         rows = sorted(steps)
         drafts = {}
         rounds = {
-            shape: median([one.draft_seconds.get(self.network or "", 0.0) for one in some])
+            shape: median([outcome.draft_seconds.get(self.network or "", 0.0) for outcome in some])
             for shape, some in outcomes.items()
             if shape.network
         }
@@ -178,7 +180,7 @@ class Bench:
     def _settled(self, shape: Shape) -> bool:
         """Whether a shape was timed often enough, and alike."""
         for part in (_target, _drafting):
-            times = [part(one) for one in self.seen.get(shape, [])]
+            times = [part(outcome) for outcome in self.seen.get(shape, [])]
             if len(times) < OFTEN or median(times) > ALIKE * min(times):
                 return False
         return True

@@ -123,14 +123,14 @@ def check_growth(backend: Backend, path: Path) -> None:
 def steps(backend: Backend, part: str) -> list[dict[str, Any]]:
     """The steps of a tokenizer's normalizer, pre_tokenizer or decoder in their order, as the file describes them."""
     made = getattr(backend, part)
-    found: list[dict[str, Any]] = []
+    plain_steps: list[dict[str, Any]] = []
     waiting = [json.loads(made.__getstate__())] if made is not None else []
     while waiting:
         step = waiting.pop(0)
         inner = [step.get(name) for name in ("normalizers", "pretokenizers", "decoders")]
-        waiting[:0] = next((one for one in inner if isinstance(one, list)), [])
-        found += [step] if not any(isinstance(one, list) for one in inner) else []
-    return found
+        waiting[:0] = next((nested for nested in inner if isinstance(nested, list)), [])
+        plain_steps += [step] if not any(isinstance(nested, list) for nested in inner) else []
+    return plain_steps
 
 
 def most_characters(backend: Backend) -> int | None:

@@ -70,7 +70,7 @@ class Spelled:
 class Banned:
     def __init__(self, tokenizer: Tokenizer, words: Seq[tuple[int, ...]], strings: Seq[Spelled]) -> None:
         self._tokenizer, self._words, self._strings = tokenizer, words, strings
-        self._reach = max((len(one.text) for one in strings), default=0) - 1  # bytes
+        self._reach = max((len(string.text) for string in strings), default=0) - 1  # bytes
         self._most = max((len(word) for word in words), default=0) - 1  # tokens
 
     def after(self, text: History) -> np.ndarray:
@@ -78,12 +78,12 @@ class Banned:
         out: list[np.ndarray] = []
         if self._words:
             last = tuple(text.last(min(self._most, text.output_len)))
-            found = [word[-1] for word in self._words if last[len(last) - len(word) + 1 :] == word[:-1]]
-            out.append(np.array(found, dtype=np.int64))
+            banned = [word[-1] for word in self._words if last[len(last) - len(word) + 1 :] == word[:-1]]
+            out.append(np.array(banned, dtype=np.int64))
         if self._strings:
             tail = self._tail(text)
-            for one in self._strings:
-                out += one.after(tail)
+            for string in self._strings:
+                out += string.after(tail)
         return np.concatenate(out)
 
     def _tail(self, text: History) -> bytes:

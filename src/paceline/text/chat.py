@@ -58,26 +58,26 @@ class ChatTemplate:
     def of(cls, tokenizer: Tokenizer, tools: bool = False) -> ChatTemplate:
         """The template of a tokenizer, which keeps it; with `tools` the one for them, if there is. Raises UsageError."""
         if tools and tokenizer.tool_template is not None:
-            kept = tokenizer.tool_chat
-            if not isinstance(kept, cls) or kept.source != tokenizer.tool_template:
-                kept = tokenizer.tool_chat = cls(tokenizer.tool_template, tokenizer.special_tokens)
-            return kept
+            template = tokenizer.tool_chat
+            if not isinstance(template, cls) or template.source != tokenizer.tool_template:
+                template = tokenizer.tool_chat = cls(tokenizer.tool_template, tokenizer.special_tokens)
+            return template
         if tokenizer.template is None:
             raise TemplateUnusable(
                 "this model has no chat template: give a prompt instead of messages, "
                 "or put chat_template.jinja beside its tokenizer.json"
             )
-        kept = tokenizer.chat
-        if not isinstance(kept, cls) or kept.source != tokenizer.template:
-            kept = tokenizer.chat = cls(tokenizer.template, tokenizer.special_tokens)
-        return kept
+        template = tokenizer.chat
+        if not isinstance(template, cls) or template.source != tokenizer.template:
+            template = tokenizer.chat = cls(tokenizer.template, tokenizer.special_tokens)
+        return template
 
     @staticmethod
     def close_all(tokenizer: Tokenizer) -> None:
         """End the processes of a tokenizer's templates."""
-        for kept in (tokenizer.chat, tokenizer.tool_chat):
-            if isinstance(kept, ChatTemplate):
-                kept.close()
+        for template in (tokenizer.chat, tokenizer.tool_chat):
+            if isinstance(template, ChatTemplate):
+                template.close()
 
     def close(self) -> None:
         """End the process; the next rendering would start another."""

@@ -52,8 +52,8 @@ class Chain:
         for step in self.steps:
             token = _applied(step, token, first)
         if self.last == "byte_level":
-            found = [ALPHABET.get(character) for character in token]
-            return token.encode() if None in found else b"".join(part for part in found if part is not None)
+            values = [ALPHABET.get(character) for character in token]
+            return token.encode() if None in values else b"".join(part for part in values if part is not None)
         lone = _BYTE.fullmatch(token) if self.last == "bytes" else None
         return token.encode() if lone is None else bytes([int(lone[1], 16)])
 

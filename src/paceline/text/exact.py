@@ -31,10 +31,14 @@ def is_exact(value: Any) -> bool:
     """Whether every integer in a value, however deep, is one that a float holds."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, int) and abs(one) > 2**53 and (one.bit_length() > 1023 or int(float(one)) != one):
+        item = waiting.pop()
+        if (
+            isinstance(item, int)
+            and abs(item) > 2**53
+            and (item.bit_length() > 1023 or int(float(item)) != item)
+        ):
             return False
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
     return True
 
 
@@ -42,13 +46,13 @@ def constants_exact(schema: Any) -> bool:
     """Whether the constants of a schema are; its bounds are the business of schemas.py."""
     waiting = [schema]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if not (is_exact(one.get("const")) and is_exact(one.get("enum"))):
+        item = waiting.pop()
+        if isinstance(item, dict):
+            if not (is_exact(item.get("const")) and is_exact(item.get("enum"))):
                 return False
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
     return True
 
 
@@ -79,10 +83,10 @@ class Exact:
             return self._lark.rule(literal(json.dumps(schema["const"], ensure_ascii=False)))
         words = set(schema) - _NOTES
         if isinstance(schema.get("enum"), list):
-            listed = [literal(json.dumps(one, ensure_ascii=False)) for one in schema["enum"]]
+            listed = [literal(json.dumps(option, ensure_ascii=False)) for option in schema["enum"]]
             return self._lark.rule(" | ".join(listed))
         if words == {"anyOf"}:
-            return self._lark.rule(" | ".join(self.value(one) for one in schema["anyOf"]))
+            return self._lark.rule(" | ".join(self.value(option) for option in schema["anyOf"]))
         if words == {"$ref"}:
             return self._reference(str(schema["$ref"]))
         if (
@@ -106,10 +110,12 @@ class Exact:
     def _references(self) -> set[str]:
         """References whose definitions hold large integers, directly or through others."""
         places = {
-            f"#/{where}/{name}": one for where, inside in self._shared.items() for name, one in inside.items()
+            f"#/{where}/{name}": place
+            for where, inside in self._shared.items()
+            for name, place in inside.items()
         }
-        large = {ref for ref, one in places.items() if not constants_exact(one)}
-        while more := {ref for ref, one in places.items() if ref not in large and _refs(one) & large}:
+        large = {ref for ref, place in places.items() if not constants_exact(place)}
+        while more := {ref for ref, place in places.items() if ref not in large and _refs(place) & large}:
             large |= more
         if not constants_exact({k: v for k, v in self._root.items() if k not in self._shared}):
             large.add("#")
@@ -161,13 +167,13 @@ def literal(text: str) -> str:
 
 
 def _refs(schema: Any) -> set[str]:
-    found, waiting = set[str](), [schema]
+    refs, waiting = set[str](), [schema]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if isinstance(one.get("$ref"), str):
-                found.add(one["$ref"])
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-    return found
+        item = waiting.pop()
+        if isinstance(item, dict):
+            if isinstance(item.get("$ref"), str):
+                refs.add(item["$ref"])
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+    return refs

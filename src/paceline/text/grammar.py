@@ -60,7 +60,7 @@ class Grammars:
     def of(cls, tokenizer: Tokenizer, vocabulary: Vocabulary, chat: ChatFormat, timeout: float) -> Grammars:
         ids = {mark: tokenizer.token_id(mark) for mark in chat.marks}
         breaks = [tokenizer.encode(text, add_bos=False) for text in ("\n", "\n\n")]
-        gap = frozenset(one[0] for one in breaks if len(one) == 1)
+        gap = frozenset(piece[0] for piece in breaks if len(piece) == 1)
         return cls(vocabulary, {mark: i for mark, i in ids.items() if i is not None}, timeout, chat, gap)
 
     def hold(self, schemas: dict[str, Any], arguments: bool = False) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Grammars:
             free = lark.rule(r"/\s*[^\s{](?s:.*)/", "FREE")
             return self._behind_thought(self._maker(_lark(lark.text(f"start: {inside} | {free}"))), lead)
         unit, mark = lark.rule(inside), escaped(calls.opening)
-        token = next((one for one in self._marks if one in calls.opening), "")
+        token = next((candidate for candidate in self._marks if candidate in calls.opening), "")
         free = lark.rule(f"/(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/", "FREE")
         if token:
             before, _, behind = calls.opening.partition(token)

@@ -47,7 +47,7 @@ class Infill:
     @property
     def ends(self) -> tuple[int, ...]:
         own = (self.before, self.behind, self.middle, self.file, self.repository)
-        return tuple(one for one in own if one is not None)
+        return tuple(end for end in own if end is not None)
 
     def prompt(self, before: str, behind: str, files: Mapping[str, str] | None = None) -> list[int]:
         """Token ids. `files`: name -> text of other files, shown first by models that know files. Raises PromptError."""
@@ -65,4 +65,4 @@ class Infill:
 
 
 def _first(tokenizer: Tokenizer, marks: tuple[str, ...]) -> int | None:
-    return next((found for mark in marks if (found := tokenizer.token_id(mark)) is not None), None)
+    return next((token for mark in marks if (token := tokenizer.token_id(mark)) is not None), None)

@@ -45,16 +45,16 @@ def rebuild_llama(backend: Backend, config: dict[str, Any]) -> None:
 
 def add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> None:
     """Tokens that tokenizer_config.json and added_tokens.json put beside a tokenizer.model. Raises ConfigError."""
-    found: dict[int, AddedToken] = {}
+    added: dict[int, AddedToken] = {}
     for content, i in (read_json(folder / "added_tokens.json") or {}).items():
         if isinstance(i, int):
-            found[i] = AddedToken(content, normalized=False, special=False)
+            added[i] = AddedToken(content, normalized=False, special=False)
     listed = config.get("added_tokens_decoder")
     for key, entry in (listed if isinstance(listed, dict) else {}).items():
         if key.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str):
-            said = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
-            found[int(key)] = AddedToken(entry["content"], **said)
-    for i, token in sorted(found.items()):
+            flags = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
+            added[int(key)] = AddedToken(entry["content"], **flags)
+    for i, token in sorted(added.items()):
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         at = backend.token_to_id(token.content)
         if at != i:

@@ -18,5 +18,5 @@ def held(text: str, markers: Sequence[str]) -> int:
 
 def first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     """Where the earliest of `markers` begins in `text`, and which one it is."""
-    found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
-    return min(found, default=None)
+    hits = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+    return min(hits, default=None)

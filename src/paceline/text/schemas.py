@@ -173,27 +173,27 @@ class _Maker:
 
     def target(self, schema: dict[str, Any]) -> dict[str, Any]:
         """What a schema's reference means; an empty one where that is not found."""
-        found = self._resolved({"$ref": schema["$ref"]})
-        return found if isinstance(found, dict) else {}
+        target = self._resolved({"$ref": schema["$ref"]})
+        return target if isinstance(target, dict) else {}
 
     def _resolved(self, option: Schema) -> Schema:
         """An option that is a reference alone, as what it refers to."""
         for _ in range(8):
             if not isinstance(option, dict) or set(option) - {"title", "description"} != {"$ref"}:
                 return option
-            found: Any = self.root
+            node: Any = self.root
             for step in str(option["$ref"]).removeprefix("#/").split("/"):
                 name = step.replace("~1", "/").replace("~0", "~")
-                found = found.get(name) if isinstance(found, dict) else None
-            if not isinstance(found, dict):
+                node = node.get(name) if isinstance(node, dict) else None
+            if not isinstance(node, dict):
                 return option
-            option = found
+            option = node
         return option
 
     def _discriminator(self, schema: dict[str, Any], options: list[dict[str, Any]]) -> str | None:
         """A property that has other constants in each option."""
-        said = schema.get("discriminator")
-        first = said.get("propertyName") if isinstance(said, dict) else None
+        discriminator = schema.get("discriminator")
+        first = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
         names = [first] if isinstance(first, str) else list(_properties(options[0])) if options else []
         for name in names:
             sets = [_values(_properties(option).get(name)) for option in options]
@@ -236,7 +236,7 @@ def _named_keys(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_apart(sets: list[frozenset[str] | None]) -> bool:
-    known = [one for one in sets if one is not None]
+    known = [values for values in sets if values is not None]
     return len(known) == len(sets) and sum(map(len, known)) == len(frozenset[str]().union(*known))
 
 
@@ -245,13 +245,13 @@ def _is_object(schema: dict[str, Any]) -> bool:
 
 
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def _required(schema: dict[str, Any]) -> list[str]:
-    found = schema.get("required")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    required = schema.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
 def _all_differ(views: list[dict[str, Any]]) -> bool:
@@ -351,7 +351,7 @@ def _unique(schema: dict[str, Any], inner: Schema, where: str) -> dict[str, Any]
     least = schema.get("minItems", 0)
     top = len(values) if most is None else min(most, len(values))
     listed = [json.loads(value) for value in sorted(values)]
-    arrays = [list(one) for size in range(least, top + 1) for one in permutations(listed, size)]
+    arrays = [list(array) for size in range(least, top + 1) for array in permutations(listed, size)]
     if not arrays:
         raise _refuse(where, "minItems", "asks for more different items than there are")
     return {k: v for k, v in schema.items() if k not in ("items", "minItems", "maxItems", "type")} | {
@@ -410,10 +410,10 @@ def _nearer(schema: dict[str, Any], whole: bool, where: str) -> dict[str, Any]:
 
 def _exact(limit: int, towards: float) -> int:
     """The next whole number, in one direction, that a float holds."""
-    found = float(limit)
-    while (found < limit) if towards > 0 else (found > limit):
-        found = math.nextafter(found, towards)
-    return int(found)
+    nearest = float(limit)
+    while (nearest < limit) if towards > 0 else (nearest > limit):
+        nearest = math.nextafter(nearest, towards)
+    return int(nearest)
 
 
 def _limits(schema: dict[str, Any], names: Iterable[str]) -> list[float]:

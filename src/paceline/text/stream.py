@@ -45,10 +45,10 @@ class StopStrings:
             return text, False
         held = self._held + text
         if may_stop:
-            found = [(at, len(stop)) for stop in self._stops if (at := held.find(stop)) >= 0]
-            if found:
+            hits = [(at, len(stop)) for stop in self._stops if (at := held.find(stop)) >= 0]
+            if hits:
                 self._held = ""
-                at, length = min(found)
+                at, length = min(hits)
                 return held[: at + length if self._shown else at], True
         keep = self._could_begin(held)
         self._held = held[len(held) - keep :]

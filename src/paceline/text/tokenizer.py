@@ -116,8 +116,8 @@ class Tokenizer:
             return {token: i for i, token in enumerate(tokens)} if isinstance(tokens, list) else None
         if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
             return None
-        found: dict[str, int] = cls.load(folder)._backend.get_vocab(with_added_tokens=True)
-        return found
+        entries: dict[str, int] = cls.load(folder)._backend.get_vocab(with_added_tokens=True)
+        return entries
 
     def encode(self, text: str, add_bos: bool | None = None, marks: bool = True) -> list[int]:
         """Token ids; special tokens written in `text` count as such, with `marks` False as text.
@@ -206,10 +206,10 @@ class Tokenizer:
 
         `first`: at the beginning of a text, where some decoders drop the space.
         """
-        found = self._pieces.get((token, skip_special, first))
-        if found is None:
-            found = self._pieces[token, skip_special, first] = self._piece(token, skip_special, first)
-        return found
+        piece = self._pieces.get((token, skip_special, first))
+        if piece is None:
+            piece = self._pieces[token, skip_special, first] = self._piece(token, skip_special, first)
+        return piece
 
     def _piece(self, token: int, skip_special: bool, first: bool) -> bytes:
         if not self._is_written(token, skip_special):
@@ -221,8 +221,8 @@ class Tokenizer:
         return text[len(decode(self._backend, before, skip_special=False)) :].encode()
 
     def _entry(self, token: int) -> str | None:
-        found = self._added.get(token) or self._twins.get(token)
-        return found or (self._backend.id_to_token(token) if token >= 0 else None)
+        entry = self._added.get(token) or self._twins.get(token)
+        return entry or (self._backend.id_to_token(token) if token >= 0 else None)
 
     def _is_written(self, token: int, skip_special: bool) -> bool:
         return not (skip_special and token in self.special_ids) and self._entry(token) is not None
@@ -273,12 +273,12 @@ class Tokenizer:
             return False
         if self._backend.encode("a").ids[:1] == [self.bos_id]:
             return True
-        said, silent = config.get("add_bos_token"), self._backend.post_processor is None
+        wanted, silent = config.get("add_bos_token"), self._backend.post_processor is None
         if self._chain is not None and self._chain.last == "byte_level":
-            return silent and bool(said)
+            return silent and bool(wanted)
         if config.get("tokenizer_class") in LLAMA_CLASSES and not silent:
-            return bool(said)
-        return said is not False
+            return bool(wanted)
+        return wanted is not False
 
     def _named(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
@@ -323,11 +323,11 @@ def _templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | 
         *(read_json(folder / name) or {} for name in ("chat_template.json", "processor_config.json")),
     )
     held = [_named_templates(place.get("chat_template")) for place in places]
-    default = next((one["default"] for one in held if "default" in one), None)
+    default = next((template["default"] for template in held if "default" in template), None)
     if text is None and default is None:
         text = read_text(more / "default.jinja")
     if tools is None:
-        tools = next((one["tool_use"] for one in held if "tool_use" in one), None)
+        tools = next((template["tool_use"] for template in held if "tool_use" in template), None)
     return (default if text is None else text), tools
 
 
@@ -340,8 +340,10 @@ def _named_templates(template: object) -> dict[str, str]:
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
     elif isinstance(template, dict):
         named = dict(template)
-    found = {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
-    return {"default": next(iter(found.values()))} | found if len(found) == 1 else found
+    templates = {
+        name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)
+    }
+    return {"default": next(iter(templates.values()))} | templates if len(templates) == 1 else templates
 
 
 _WORD = re.compile(r" ?\w+")

@@ -48,19 +48,19 @@ def _logit(confidence: torch.Tensor) -> torch.Tensor:
     return c.log() - (-c).log1p()
 
 
-def expected_error(predicted: torch.Tensor, kept: torch.Tensor) -> float:
+def expected_error(predicted: torch.Tensor, accepted: torch.Tensor) -> float:
     """Expected calibration error: |mean predicted - share kept| over equal bins, weighted by their size."""
     place = (predicted * BINS).long().clamp(0, BINS - 1)
     count = torch.bincount(place, minlength=BINS).double()
-    said = torch.bincount(place, predicted.double(), minlength=BINS)
-    seen = torch.bincount(place, kept.double(), minlength=BINS)
-    return float((said - seen).abs().sum() / count.sum().clamp_min(1))
+    promised = torch.bincount(place, predicted.double(), minlength=BINS)
+    seen = torch.bincount(place, accepted.double(), minlength=BINS)
+    return float((promised - seen).abs().sum() / count.sum().clamp_min(1))
 
 
-def fit_logistic(confidence: torch.Tensor, kept: torch.Tensor, rounds: int = 50) -> tuple[float, float]:
+def fit_logistic(confidence: torch.Tensor, accepted: torch.Tensor, rounds: int = 50) -> tuple[float, float]:
     """(slope, offset) of the logistic fit by Newton's method, with a weak pull to (1, 0)."""
     x = torch.stack((_logit(confidence), torch.ones_like(confidence, dtype=torch.double)), -1)
-    y, theta = kept.double(), torch.tensor([1.0, 0.0], dtype=torch.double)
+    y, theta = accepted.double(), torch.tensor([1.0, 0.0], dtype=torch.double)
     prior = torch.tensor([1.0, 0.0], dtype=torch.double)
     for _ in range(rounds):
         p = torch.sigmoid(x @ theta)
@@ -82,14 +82,14 @@ def calibrate(seen: list[Observed]) -> Calibration | None:
     reached = valid & (torch.cat((torch.ones_like(hits[:, :1]), hits[:, :-1]), 1).cumprod(1) > 0)  # [R, K]
     tried = reached.double().sum(0)
     rates = ((hits * reached).double().sum(0) + 0.5) / (tried + 1)
-    c, kept = confidence[reached], hits[reached]
+    c, accepted = confidence[reached], hits[reached]
     if len(c) < 50:
         return None
     fit = torch.arange(len(c)) % 2 == 0
-    slope, offset = fit_logistic(c[fit], kept[fit])
+    slope, offset = fit_logistic(c[fit], accepted[fit])
     out = Calibration(rates.tolist()[:MAX_DRAFT_TOKENS], [], slope, offset, 0.0, 0.0, len(c))
-    out.error_before = expected_error(c[~fit], kept[~fit])
-    out.error_after = expected_error(out.apply(c[~fit]), kept[~fit])
+    out.error_before = expected_error(c[~fit], accepted[~fit])
+    out.error_after = expected_error(out.apply(c[~fit]), accepted[~fit])
     if out.error_after > out.error_before:  # too little data to know better than the drafter itself
         out.slope, out.offset, out.error_after = 1.0, 0.0, out.error_before
     out.bins = _bins(out, c)

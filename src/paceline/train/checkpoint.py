@@ -43,7 +43,7 @@ class RunState:
 
 
 @contextmanager
-def disk_errors(path: Path, kept: str) -> Iterator[None]:
+def disk_errors(path: Path, remains: str) -> Iterator[None]:
     """Turn a full disk and other write errors into one line; `kept` says what is still good."""
     try:
         yield
@@ -51,14 +51,14 @@ def disk_errors(path: Path, kept: str) -> Iterator[None]:
         full = "No space left" in str(error) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
         why = "the disk is full" if full else str(error)
         raise CapacityError(
-            f"cannot save {path}: {why}; {kept}; free some space and run the same command again"
+            f"cannot save {path}: {why}; {remains}; free some space and run the same command again"
         ) from error
 
 
-def write_atomic(path: Path, write: Callable[[Path], None], kept: str) -> None:
+def write_atomic(path: Path, write: Callable[[Path], None], remains: str) -> None:
     """Let `write` fill a file beside `path`, then rename it into place; on failure nothing of it stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path, kept):
+    with disk_errors(path, remains):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write(temporary)
@@ -99,12 +99,12 @@ def save_state(
         "best_step": state.best_step, "bad_evaluations": state.bad_evaluations, "history": state.history,
     }  # fmt: skip
     path = folder / STATE_FILE
-    kept = (
+    state_kept = (
         f"the checkpoint before step {state.step} is untouched"
         if path.exists()
         else "nothing was saved before"
     )
-    write_atomic(path, lambda p: save_file(tensors, p, metadata={"run": json.dumps(meta)}), kept)
+    write_atomic(path, lambda p: save_file(tensors, p, metadata={"run": json.dumps(meta)}), state_kept)
 
 
 def load_state(
@@ -131,10 +131,12 @@ def load_state(
         parts[part][rest] = tensor
     module.load_state_dict(parts["now"])
     for name, parameter in module.trainable():
-        found = {k: parts["optimizer"].get(f"{k}.{name}") for k in MOMENTS}
-        kept = {k: v if k == "step" else v.to(parameter.device) for k, v in found.items() if v is not None}
-        if kept:
-            _own(optimizers, parameter).state[parameter] = kept
+        stored = {k: parts["optimizer"].get(f"{k}.{name}") for k in MOMENTS}
+        moments = {
+            k: v if k == "step" else v.to(parameter.device) for k, v in stored.items() if v is not None
+        }
+        if moments:
+            _own(optimizers, parameter).state[parameter] = moments
     return RunState(**meta), parts["best"]
 
 

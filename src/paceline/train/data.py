@@ -76,9 +76,9 @@ def find_files(paths: Seq[Path]) -> list[Path]:
         if not path.exists():
             raise UsageError(f"--data {path} does not exist")
         if path.is_dir():
-            found = (p for p in path.rglob("*") if p.is_file())
+            files = (p for p in path.rglob("*") if p.is_file())
             out += sorted(
-                p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts)
+                p for p in files if not any(part.startswith(".") for part in p.relative_to(path).parts)
             )
         else:
             out.append(path)

@@ -89,7 +89,7 @@ def make_optimizers(module: DraftModule, options: TrainOptions) -> list[torch.op
     inside = [
         p
         for p in parameters
-        if options.optimizer == "muon" and p.dim() == 2 and not any(p is one for one in apart)
+        if options.optimizer == "muon" and p.dim() == 2 and not any(p is matrix for matrix in apart)
     ]
     others = [p for p in parameters if not any(p is other for other in inside)]
     share = MUON_SHARE if inside else 1.0
@@ -157,9 +157,9 @@ class Run:
     def go(self, hooks: Hooks = Hooks()) -> RunResult:
         """Train, resuming what the folder holds. Raises CapacityError when memory or disk run out."""
         check_space(self.folder, 16 * sum(t.numel() for t in self.module.state_dict().values()))
-        found = load_state(self.folder, self.state.fingerprint, self.module, self.optimizers)
-        if found is not None:
-            self.state, self.best = found
+        stored = load_state(self.folder, self.state.fingerprint, self.module, self.optimizers)
+        if stored is not None:
+            self.state, self.best = stored
         else:
             self._evaluate(hooks)
         stopped = "steps"

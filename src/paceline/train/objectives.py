@@ -148,9 +148,9 @@ def position_weights(kind: Weighting, alphas: torch.Tensor, decay: float = 0.8) 
     return weights / weights.mean(1, keepdim=True)
 
 
-def expected_tokens(kept: torch.Tensor, valid: torch.Tensor) -> float:
+def expected_tokens(accepted: torch.Tensor, valid: torch.Tensor) -> float:
     """Mean tokens per target step, bonus included, from the chance to keep each draft token [N, K]; valid
     [N, K].
     """
-    chain = torch.where(valid, kept.double(), 0.0).cumprod(1)
+    chain = torch.where(valid, accepted.double(), 0.0).cumprod(1)
     return 1.0 + float(chain.sum(1).mean())

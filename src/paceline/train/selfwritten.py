@@ -40,8 +40,8 @@ class OwnTexts:
         if not encoder.chats:
             return cls(encoder, None, "", length, seed)
         shown = encoder.render([{"role": "user", "content": PLACE}], generation_prompt=True)
-        before, found, after = shown.partition(PLACE)
-        if not found:
+        before, place, after = shown.partition(PLACE)
+        if not place:
             raise UsageError(
                 "the chat template does not show what the user says, so the target cannot write questions: give --data"
             )

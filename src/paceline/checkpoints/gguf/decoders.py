@@ -78,7 +78,7 @@ def _qwen35(keys: Keys, model_type: str = "qwen3_5_text", name: str = "Qwen3_5Fo
     recurrent = keys.get("attention.recurrent_layers")
     kinds = None
     if isinstance(recurrent, np.ndarray) and len(recurrent) >= count:
-        kinds = ["linear_attention" if one else FULL for one in recurrent[:count].tolist()]
+        kinds = ["linear_attention" if is_recurrent else FULL for is_recurrent in recurrent[:count].tolist()]
     return config | {
         "num_hidden_layers": count,
         "mtp_num_hidden_layers": modules,
@@ -97,13 +97,15 @@ def _qwen35(keys: Keys, model_type: str = "qwen3_5_text", name: str = "Qwen3_5Fo
 def _windows(keys: Keys, count: int, every: int) -> Config:
     """`layer_types` and `sliding_window`; `every`: a layer without a window, where the file does not say which."""
     window = keys.size("attention.sliding_window", 0)
-    said = keys.get("attention.sliding_window_pattern", every)
-    if isinstance(said, np.ndarray):
-        slides = [bool(one) for one in keys.per_layer("attention.sliding_window_pattern", count)]
+    pattern = keys.get("attention.sliding_window_pattern", every)
+    if isinstance(pattern, np.ndarray):
+        slides = [
+            bool(is_sliding) for is_sliding in keys.per_layer("attention.sliding_window_pattern", count)
+        ]
     else:
         every = keys.size("attention.sliding_window_pattern", every)
         slides = [every < 1 or i % every < every - 1 for i in range(count)]
-    kinds = [SLIDING if one and window else FULL for one in slides]
+    kinds = [SLIDING if is_sliding and window else FULL for is_sliding in slides]
     return {"layer_types": kinds, "sliding_window": window or None}
 
 

@@ -128,12 +128,12 @@ def _gemma4_text(keys: Keys) -> Config:
 def _gemma4_rope(keys: Keys) -> Config:
     share = 1.0
     if keys.has("rope_freqs.weight"):
-        found = rotating_share(keys.model.floats("rope_freqs.weight").ravel())
-        if found is None:
+        rotating = rotating_share(keys.model.floats("rope_freqs.weight").ravel())
+        if rotating is None:
             raise ConfigError(
                 f"{keys.model.path}: its rope_freqs.weight is not that of a Gemma 4: use the safetensors checkpoint"
             )
-        share = found
+        share = rotating
     return {
         SLIDING: {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10_000.0)},
         FULL: {

@@ -302,8 +302,8 @@ class Piece:
 
 def rotated_heads(architecture: str, name: str, heads: int, kv_heads: int) -> int:
     """Heads of a GGUF tensor whose rows are stored pair by pair; 0 where they are in the order of the checkpoint."""
-    found = _ROTATED.search(name) if architecture in _PAIRED else None
-    return 0 if found is None else heads if found[1] == "q" else kv_heads
+    match = _ROTATED.search(name) if architecture in _PAIRED else None
+    return 0 if match is None else heads if match[1] == "q" else kv_heads
 
 
 def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -432,6 +432,6 @@ def names_of(architecture: str, name: str) -> list[str]:
     top, layer = NAMES[architecture]
     inside = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
     known, wanted = (layer, inside[2]) if inside else (top, name)
-    found = [stored for stored, checkpoint in known.items() if checkpoint == wanted]
-    found += _HALVES.get(architecture, {}).get(wanted, ())
-    return [f"blk.{inside[1]}.{stored}" for stored in found] if inside else found
+    stored_names = [stored for stored, checkpoint in known.items() if checkpoint == wanted]
+    stored_names += _HALVES.get(architecture, {}).get(wanted, ())
+    return [f"blk.{inside[1]}.{stored}" for stored in stored_names] if inside else stored_names

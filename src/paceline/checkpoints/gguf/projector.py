@@ -77,18 +77,18 @@ def checkpoint_name(stored: str, unified: bool = False) -> str | None:
     top = {**TOP, **UNIFIED} if unified else TOP
     if stored in top:
         return top[stored]
-    found = _LAYER.fullmatch(stored)
-    if found is None:
+    match = _LAYER.fullmatch(stored)
+    if match is None:
         return None
-    seen = found["part"] == "v"
-    at = f"vision_tower.encoder.layers.{found['layer']}" if seen else f"audio_tower.layers.{found['layer']}"
-    if not seen and found["name"] == "per_dim_scale":
+    seen = match["part"] == "v"
+    at = f"vision_tower.encoder.layers.{match['layer']}" if seen else f"audio_tower.layers.{match['layer']}"
+    if not seen and match["name"] == "per_dim_scale":
         return f"{at}.self_attn.per_dim_scale"
-    linear = (VISION_LINEARS if seen else AUDIO_LINEARS).get(found["name"])
-    if linear is not None and found["end"] in ("weight", *BOUNDS):
-        return f"{at}.{linear}.linear.weight" if found["end"] == "weight" else f"{at}.{linear}.{found['end']}"
-    name = (VISION_LAYER if seen else AUDIO_LAYER).get(found["name"])
-    return f"{at}.{name}.weight" if name is not None and found["end"] == "weight" else None
+    linear = (VISION_LINEARS if seen else AUDIO_LINEARS).get(match["name"])
+    if linear is not None and match["end"] in ("weight", *BOUNDS):
+        return f"{at}.{linear}.linear.weight" if match["end"] == "weight" else f"{at}.{linear}.{match['end']}"
+    name = (VISION_LAYER if seen else AUDIO_LAYER).get(match["name"])
+    return f"{at}.{name}.weight" if name is not None and match["end"] == "weight" else None
 
 
 def stored_name(name: str, unified: bool = False) -> str:

@@ -109,14 +109,14 @@ class Gguf(Metadata):
         self._check_split()
 
     def _check_split(self) -> None:
-        count, found = self.get("split.count", 0), len(self.files)
-        if isinstance(count, int) and count > 1 and count != found:
+        count, here = self.get("split.count", 0), len(self.files)
+        if isinstance(count, int) and count > 1 and count != here:
             raise WeightsError(
-                f"{self.path} is a part of a model in {count} files, of which {found} can be found by name: put all "
+                f"{self.path} is a part of a model in {count} files, of which {here} can be found by name: put all "
                 "parts into one folder under their own names (...-00001-of-0000N.gguf)"
             )
         total = self.get("split.tensors.count")
-        if found > 1 and isinstance(total, int) and total != len(self.tensors):
+        if here > 1 and isinstance(total, int) and total != len(self.tensors):
             raise WeightsError(
                 f"{self.path}: the parts hold {len(self.tensors)} tensors where the first says {total}: {DAMAGED}"
             )
@@ -152,8 +152,8 @@ State = tuple[int, int, int, int]
 
 def state(path: Path) -> State:
     """What changes when a file does: its device, inode, size in bytes and time of change in nanoseconds."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def states(path: Path) -> tuple[State, ...]:
@@ -179,7 +179,7 @@ def header(path: Path, have: int) -> tuple[bool, dict[str, Any]]:
         whole = True
     except _Incomplete:
         whole = False
-    return whole, {key: file.value(*found) for key, found in file.entries.items() if found[0] != ARRAY}
+    return whole, {key: file.value(*place) for key, place in file.entries.items() if place[0] != ARRAY}
 
 
 class _Incomplete(WeightsError):
@@ -366,9 +366,9 @@ class _File:
 
     def _check_overlaps(self) -> None:
         ordered = sorted(self.tensors, key=lambda tensor: tensor.offset)
-        for one, other in pairwise(ordered):
-            if one.offset + one.nbytes > other.offset:
-                _wrong(self.path, f"the tensors {_named(one.name)} and {_named(other.name)} overlap")
+        for first, other in pairwise(ordered):
+            if first.offset + first.nbytes > other.offset:
+                _wrong(self.path, f"the tensors {_named(first.name)} and {_named(other.name)} overlap")
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -392,15 +392,15 @@ def _map(path: Path) -> mmap.mmap:
 
 def _parts(path: Path) -> list[Path]:
     """All files of the model that `path` is a part of, the first one first."""
-    found = SPLIT.fullmatch(path.name)
-    if found is None:
+    match = SPLIT.fullmatch(path.name)
+    if match is None:
         return [path]
-    count = int(found["count"])
-    if not 1 <= int(found["part"]) <= count:
-        raise WeightsError(f"{path} names part {found['part']} of {found['count']}: rename it")
+    count = int(match["count"])
+    if not 1 <= int(match["part"]) <= count:
+        raise WeightsError(f"{path} names part {match['part']} of {match['count']}: rename it")
     parts = []
     for i in range(1, count + 1):
-        parts.append(path.with_name(f"{found['stem']}-{i:05d}-of-{count:05d}{found['end']}"))
+        parts.append(path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}{match['end']}"))
         if not parts[-1].exists():
             raise WeightsError(
                 f"{path} is a part of {count}, and {parts[-1].name} is missing: download it too"

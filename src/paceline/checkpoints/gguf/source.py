@@ -83,8 +83,8 @@ class GgufCheckpoint:
 
     def _beside(self, source: str, scale: str) -> NDArray[np.float32]:
         rows = self.model.tensors[source].shape[:-1]
-        found = self.model.floats(scale).reshape(-1) if scale else np.ones(1, np.float32)
-        return np.broadcast_to(found[:, None] if len(rows) == 2 else found, rows)
+        scales = self.model.floats(scale).reshape(-1) if scale else np.ones(1, np.float32)
+        return np.broadcast_to(scales[:, None] if len(rows) == 2 else scales, rows)
 
     def _floats_of(self, source: str, scale: str = "") -> NDArray[np.float32]:
         if not scale:

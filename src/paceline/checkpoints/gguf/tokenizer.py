@@ -106,8 +106,8 @@ def build_tokenizer(model: Metadata) -> GgufTokenizer:
     """The tokenizer of a GGUF file. Raises ConfigError for a kind that is unknown and for a broken vocabulary."""
     kind = model.get("tokenizer.ggml.model")
     if kind not in KINDS:
-        said = "has no tokenizer" if kind is None else f"has a tokenizer of kind {str(kind)[:40]!r}"
-        raise ConfigError(f"{model.path} {said}: paceline reads those of kind {', '.join(KINDS)}")
+        trouble = "has no tokenizer" if kind is None else f"has a tokenizer of kind {str(kind)[:40]!r}"
+        raise ConfigError(f"{model.path} {trouble}: paceline reads those of kind {', '.join(KINDS)}")
     tokens = _tokens(model)
     backend = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma}[kind](model, tokens)
     types = _types(model)
@@ -275,12 +275,12 @@ def _merges_of(model: Metadata, tokens: list[str]) -> list[tuple[str, str]]:
             f"{model.path} has {len(tokens)} tokens but {len(scores)} scores: get another GGUF file"
         )
     known = set(tokens)
-    found = [
+    merges = [
         (float(score), cut, token[:cut], token[cut:])
         for token, score, kind in zip(tokens, scores, types)
         if kind not in (UNKNOWN, CONTROL, BYTE)
         for cut in range(1, len(token))
         if token[:cut] in known and token[cut:] in known
     ]
-    found.sort(key=lambda merge: (merge[0], merge[1], len(merge[3])), reverse=True)
-    return [(left, right) for _, _, left, right in found]
+    merges.sort(key=lambda merge: (merge[0], merge[1], len(merge[3])), reverse=True)
+    return [(left, right) for _, _, left, right in merges]

@@ -35,16 +35,16 @@ class Said:
             raise WeightsError(str(error)) from error
         nested = config.get("text_config")
         places = (config, nested) if isinstance(nested, Mapping) else (config,)
-        found = [one[key] for one in places for key in KEYS if isinstance(one.get(key), Mapping)]
-        return cls(found[0] if found else {}, OWN in config)
+        configs = [place[key] for place in places for key in KEYS if isinstance(place.get(key), Mapping)]
+        return cls(configs[0] if configs else {}, OWN in config)
 
     def made_by(self, maker: str) -> Said:
         """With the maker that the config names, or else the one that is known by the layout."""
         return replace(self, maker=_NAMES.get(str(self.get("quant_method", "")).lower(), maker))
 
     def get(self, key: str, default: Any = None) -> Any:
-        found = self.raw.get(key, default)
-        return default if found is None else found
+        value = self.raw.get(key, default)
+        return default if value is None else value
 
     @property
     def _weights(self) -> Mapping[str, Any]:
@@ -59,16 +59,16 @@ class Said:
     @property
     def bits(self) -> int:
         """Of a value; 4 where nothing is said."""
-        found = self.get("bits", self._weights.get("num_bits", 4))
-        return found if isinstance(found, int) and 1 <= found <= 8 else 4
+        bits = self.get("bits", self._weights.get("num_bits", 4))
+        return bits if isinstance(bits, int) and 1 <= bits <= 8 else 4
 
     @property
     def block(self) -> tuple[int, int]:
         """Rows and columns of a block of 8-bit floats."""
-        found = self.get("weight_block_size", self._weights.get("block_structure"))
+        shape = self.get("weight_block_size", self._weights.get("block_structure"))
         good = (
-            isinstance(found, list)
-            and len(found) == 2
-            and all(isinstance(n, int) and 0 < n <= 1 << 16 for n in found)
+            isinstance(shape, list)
+            and len(shape) == 2
+            and all(isinstance(n, int) and 0 < n <= 1 << 16 for n in shape)
         )
-        return (int(found[0]), int(found[1])) if good else BLOCK
+        return (int(shape[0]), int(shape[1])) if good else BLOCK

@@ -117,10 +117,10 @@ def of_packed(bits: int, packing: Packing, ends: tuple[str, ...]) -> Callable[..
     middle = 2 ** (bits - 1)
 
     def open_(packed: Tensor, scale: Tensor, *others: Tensor) -> Matrix:
-        found = dict(zip(ends, others, strict=True))
+        by_end = dict(zip(ends, others, strict=True))
         groups = scale.float().reshape(scale.shape[0], -1).contiguous()
-        order = _order(found[".weight_g_idx"], groups.shape[1]) if ".weight_g_idx" in found else None
-        zero = found.get(".weight_zero_point")
+        order = _order(by_end[".weight_g_idx"], groups.shape[1]) if ".weight_g_idx" in by_end else None
+        zero = by_end.get(".weight_zero_point")
         if zero is not None and zero.dtype == torch.int32:
             zero = unpacked(zero.T, bits).T[: len(groups)].to(torch.int16) - middle
         made = Matrix(lambda rows: torch.empty(0), groups, packing.inputs, order=order)

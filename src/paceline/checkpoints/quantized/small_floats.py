@@ -22,11 +22,11 @@ def widened(data: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     out, (tall, wide) = torch.empty(data.shape, dtype=torch.bfloat16), block
     step = max(1, PIECE // data.shape[1] // tall) * tall
     for start in range(0, len(data), step):
-        one = data[start : start + step].float()
+        piece = data[start : start + step].float()
         some = scale[start // tall : -(-(start + step) // tall)].float()
         if some.shape[1] > 1:
             some = some.repeat_interleave(wide, 1)[:, : data.shape[1]]
-        out[start : start + step] = one * some.repeat_interleave(tall, 0)[: len(one)]
+        out[start : start + step] = piece * some.repeat_interleave(tall, 0)[: len(piece)]
     return out
 
 
@@ -42,8 +42,8 @@ def nvfp4_floats(divided: bool) -> Callable[..., Tensor]:
         out = torch.empty(len(data), data.shape[1] * 2)
         step = max(1, PIECE // out.shape[1])
         for start in range(0, len(data), step):
-            one = data[start : start + step]
-            values = table[torch.stack((one & 15, one >> 4), dim=-1).flatten(1).long()]
+            piece = data[start : start + step]
+            values = table[torch.stack((piece & 15, piece >> 4), dim=-1).flatten(1).long()]
             out[start : start + step] = values * groups[start : start + step].repeat_interleave(
                 NVFP4_GROUP, 1
             )
@@ -60,10 +60,10 @@ def nvfp4_blocks(data: Tensor, scale: Tensor, whole: Tensor) -> Tensor | None:
     out = torch.empty(len(data), data.shape[1] // 32, 36, dtype=torch.uint8)
     step = max(1, PIECE // data.shape[1])
     for start in range(0, len(data), step):
-        one = data[start : start + step]
-        values = torch.stack((one & 15, one >> 4), dim=-1).view(len(one), -1, 4, 16)
+        piece = data[start : start + step]
+        values = torch.stack((piece & 15, piece >> 4), dim=-1).view(len(piece), -1, 4, 16)
         to = out[start : start + step]
-        to[..., :4] = scale[start : start + step].view(torch.uint8).view(len(one), -1, 4)
+        to[..., :4] = scale[start : start + step].view(torch.uint8).view(len(piece), -1, 4)
         to[..., 4:] = (values[..., :8] | values[..., 8:] << 4).flatten(-2)
     return out.flatten(1)
 
@@ -85,8 +85,8 @@ def mxfp4_blocks(data: Tensor, scale: Tensor) -> Tensor:
     out[..., 0] = scale.view(torch.uint8)
     step = max(1, PIECE // data.shape[1])
     for start in range(0, len(data), step):
-        one = data[start : start + step]
-        values = torch.stack((one & 15, one >> 4), dim=-1).view(len(one), -1, 32)
+        piece = data[start : start + step]
+        values = torch.stack((piece & 15, piece >> 4), dim=-1).view(len(piece), -1, 32)
         out[start : start + step, :, 1:] = values[..., :16] | values[..., 16:] << 4
     return out.flatten(1)
 
@@ -96,12 +96,12 @@ def bitsandbytes_floats(shape: tuple[int, ...], ends: tuple[str, ...]) -> Callab
     each run of so many, which may be stored as places in another table."""
 
     def make(data: Tensor, *others: Tensor) -> Tensor:
-        found = dict(zip(ends, others, strict=True))
-        state = _state(next(value for end, value in found.items() if ".quant_state." in end))
-        largest, table = found[".weight.absmax"], found[".weight.quant_map"].float()
-        if ".weight.nested_absmax" in found:
-            size, outer = int(state["nested_blocksize"]), found[".weight.nested_absmax"].float()
-            inner = found[".weight.nested_quant_map"].float()[largest.long()]
+        by_end = dict(zip(ends, others, strict=True))
+        state = _state(next(value for end, value in by_end.items() if ".quant_state." in end))
+        largest, table = by_end[".weight.absmax"], by_end[".weight.quant_map"].float()
+        if ".weight.nested_absmax" in by_end:
+            size, outer = int(state["nested_blocksize"]), by_end[".weight.nested_absmax"].float()
+            inner = by_end[".weight.nested_quant_map"].float()[largest.long()]
             largest = inner * outer.repeat_interleave(size)[: len(inner)] + float(state["nested_offset"])
         block, count = int(state["blocksize"]), data.numel() * 2
         if len(largest) != -(-count // block) or len(table) != 16 or count != shape[0] * shape[1]:
@@ -109,8 +109,8 @@ def bitsandbytes_floats(shape: tuple[int, ...], ends: tuple[str, ...]) -> Callab
         out = torch.empty(count, dtype=torch.bfloat16)
         flat, step = data.reshape(-1), max(1, PIECE // block) * block
         for start in range(0, count, step):
-            one = flat[start // 2 : (start + step) // 2]
-            values = table[torch.stack((one >> 4, one & 15), dim=-1).flatten().long()]
+            piece = flat[start // 2 : (start + step) // 2]
+            values = table[torch.stack((piece >> 4, piece & 15), dim=-1).flatten().long()]
             scale = largest[start // block : -(-(start + step) // block)].float().repeat_interleave(block)
             out[start : start + step] = values * scale[: len(values)]
         return out.view(shape)
@@ -124,17 +124,17 @@ def _state(stored: Tensor) -> dict[str, Any]:
             f"the quantization state of a matrix takes {stored.numel()} bytes: download it again"
         )
     try:
-        found = json.loads(bytes(stored.tolist()))
+        state = json.loads(bytes(stored.tolist()))
         numbers = all(
-            isinstance(found.get(key, 1), int | float)
+            isinstance(state.get(key, 1), int | float)
             for key in ("blocksize", "nested_blocksize", "nested_offset")
         )
     except (ValueError, RecursionError, AttributeError):
         numbers = False
     if (
         not numbers
-        or not 0 < found.get("blocksize", 0) <= 1 << 20
-        or not 0 < found.get("nested_blocksize", 1) <= 1 << 20
+        or not 0 < state.get("blocksize", 0) <= 1 << 20
+        or not 0 < state.get("nested_blocksize", 1) <= 1 << 20
     ):
         raise WeightsError("the quantization state of a matrix is not readable: download it again")
-    return dict(found)
+    return dict(state)

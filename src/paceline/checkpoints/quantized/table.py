@@ -35,7 +35,7 @@ class Place:
     folder: Path
     at: str
     parts: Mapping[str, Entry]
-    said: Said
+    settings: Said
     shape: tuple[int, ...] | None  # that the config wants, if the linear is known by this name
 
     def wrong(self, why: str) -> WeightsError:
@@ -49,7 +49,7 @@ class Place:
         if entry.dtype not in types or len(entry.shape) not in dims or 0 in entry.shape:
             shape = ", ".join(str(size) for size in entry.shape[:4])
             raise self.wrong(
-                f"has {end[1:]} of {entry.dtype} [{shape}], which is not known of {self.said.maker}"
+                f"has {end[1:]} of {entry.dtype} [{shape}], which is not known of {self.settings.maker}"
             )
         return entry.shape
 
@@ -65,7 +65,7 @@ class Seen:
 
     dtype: str
     shape: tuple[int, ...]
-    said: str  # for a person: "GPTQ, 4 bits, groups of 128"
+    words: str  # for a person: "GPTQ, 4 bits, groups of 128"
     parts: tuple[str, ...]  # ends of what the functions are given
     make: Callable[..., Tensor]
     blocks: Callable[..., Tensor | None] | None = None
@@ -92,7 +92,7 @@ def _of_integers(
     lead: tuple[int, ...],
 ) -> Seen:
     """`lead`: all of the shape but the inputs."""
-    form, said = ints.form_of(packing), f"{place.said.maker}, {packing.said}"
+    form, words = ints.form_of(packing), f"{place.settings.maker}, {packing.said}"
 
     def through(write: Callable[..., Any], shape: tuple[int, ...], *more: Any) -> Callable[..., Any]:
         def make(*tensors: Tensor) -> Tensor | None:
@@ -106,12 +106,12 @@ def _of_integers(
         groups = (*lead, packing.inputs // GROUP)
         scale = through(matrices.int4_scales, groups), groups
         packed = (*lead, packing.inputs // 2)
-        return Seen(form, packed, said, parts, through(matrices.int4, packed), scale=scale)
+        return Seen(form, packed, words, parts, through(matrices.int4, packed), scale=scale)
     if form == "I8":
         return Seen(
             form,
             whole,
-            said,
+            words,
             parts,
             through(matrices.int8, whole),
             scale=(through(matrices.int8_scales, lead), lead),
@@ -119,7 +119,7 @@ def _of_integers(
     make = through(matrices.floats, whole, torch.bfloat16 if form == "BF16" else torch.float32)
     row = (*lead, -1)
     blocks = None if form == "BF16" else through(matrices.blocks, row, form)
-    return Seen(form, whole, said, parts, make, blocks)
+    return Seen(form, whole, words, parts, make, blocks)
 
 
 def _gptq(place: Place) -> Seen:
@@ -133,17 +133,19 @@ def _gptq(place: Place) -> Seen:
         if ".g_idx" in place.parts
         else place.shape[-1]
         if place.shape
-        else rows * 32 // place.said.bits
+        else rows * 32 // place.settings.bits
     )
     bits = rows * 32 // max(1, inputs)
     known = bits in (2, 3, 4, 8) and rows * 32 == inputs * bits and place.parts[".scales"].shape[1] == out
     place.fits(
         known and inputs % groups == 0 and rows_of_zeros == groups and zeros * 32 >= out * bits, "GPTQ"
     )
-    ordered = ".g_idx" in place.parts and bool(place.said.get("desc_act", False))
+    ordered = ".g_idx" in place.parts and bool(place.settings.get("desc_act", False))
     # with zero points all in the middle int4 holds the values: config.json says it, and reading sees whether it is so
-    packing = Packing(bits, inputs, inputs // groups, bool(place.said.get("sym", False)) or bits < 4, ordered)
-    first = 0 if place.said.get("checkpoint_format") == "gptq_v2" else 1
+    packing = Packing(
+        bits, inputs, inputs // groups, bool(place.settings.get("sym", False)) or bits < 4, ordered
+    )
+    first = 0 if place.settings.get("checkpoint_format") == "gptq_v2" else 1
     parts = (".qweight", ".qzeros", ".scales", *((".g_idx",) if ordered else ()))
     return _of_integers(place, packing, parts, ints.of_gptq(bits, first, packing), (out,))
 
@@ -152,8 +154,8 @@ def _awq(place: Place) -> Seen:
     inputs, packed = place.need(".qweight", ("I32",), (2,))
     groups, out = place.need(".scales", FLOATS, (2,))
     if (
-        place.said.get("version", "gemm") not in ("gemm", "GEMM")
-        or place.said.get("bits", place.said.get("w_bit", 4)) != 4
+        place.settings.get("version", "gemm") not in ("gemm", "GEMM")
+        or place.settings.get("bits", place.settings.get("w_bit", 4)) != 4
     ):
         raise place.wrong("is AWQ of another version than gemm with 4 bits, which is not read")
     place.need(".qzeros", ("I32",), (2,))
@@ -165,7 +167,7 @@ def _awq(place: Place) -> Seen:
 
 
 def _awq_or_gptq(place: Place) -> Seen:
-    method = str(place.said.get("packing_format") or place.said.get("quant_method") or "")
+    method = str(place.settings.get("packing_format") or place.settings.get("quant_method") or "")
     if "awq" in method and ".g_idx" not in place.parts:
         return _awq(place)
     return _gptq(place)
@@ -181,8 +183,8 @@ def _packed(place: Place) -> Seen:
         )
     out, words = place.need(".weight_packed", ("I32",), (2,))
     groups = place.need(".weight_scale", FLOATS, (2,))
-    inputs = place.shape[-1] if place.shape else words * 32 // place.said.bits
-    bits = -(-words * 32 // inputs) if words * 32 % inputs == 0 else place.said.bits
+    inputs = place.shape[-1] if place.shape else words * 32 // place.settings.bits
+    bits = -(-words * 32 // inputs) if words * 32 % inputs == 0 else place.settings.bits
     place.fits(
         bits in (2, 3, 4, 8)
         and words == -(-inputs * bits // 32)
@@ -220,18 +222,21 @@ def _nvfp4(place: Place, data: str, whole: str) -> Seen:
         and place.parts[whole].shape in ((), (1,)),
         "NVFP4",
     )
-    parts, said = (data, ".weight_scale", whole), f"{place.said.maker}, NVFP4: 4-bit floats, groups of 16"
+    parts, words = (
+        (data, ".weight_scale", whole),
+        f"{place.settings.maker}, NVFP4: 4-bit floats, groups of 16",
+    )
     if half % 32:
 
         def rounded(*tensors: Tensor) -> Tensor:
             return small_floats.nvfp4_floats(divided)(*tensors).bfloat16()
 
-        return Seen("BF16", (out, 2 * half), said, parts, rounded)
+        return Seen("BF16", (out, 2 * half), words, parts, rounded)
     beside = small_floats.nvfp4_beside(divided), (out,)
     return Seen(
         "NVFP4",
         (out, 2 * half),
-        said,
+        words,
         parts,
         small_floats.nvfp4_floats(divided),
         small_floats.nvfp4_blocks,
@@ -260,7 +265,12 @@ def _mxfp4(place: Place) -> Seen:
         return matrices.from_blocks("MXFP4", blocks(data, scale)).bfloat16()
 
     return Seen(
-        "MXFP4", whole, f"{place.said.maker}, MXFP4: 4-bit floats, groups of 32", (data, scale), make, blocks
+        "MXFP4",
+        whole,
+        f"{place.settings.maker}, MXFP4: 4-bit floats, groups of 32",
+        (data, scale),
+        make,
+        blocks,
     )
 
 
@@ -268,30 +278,35 @@ def _float8(place: Place) -> Seen | None:
     """8-bit floats with a scale for the matrix, a row, or a block of rows and columns."""
     out, inputs = place.need(".weight", ("F8_E4M3", "F8_E5M2"), (2,))
     end = next(
-        (one for one in (".weight_scale_inv", ".weight_scale", ".qscale_weight") if one in place.parts), ""
+        (
+            suffix
+            for suffix in (".weight_scale_inv", ".weight_scale", ".qscale_weight")
+            if suffix in place.parts
+        ),
+        "",
     )
     if not end:
         return None
     shape = place.need(end, FLOATS, (0, 1, 2))
     across = shape[1] if len(shape) == 2 else 1
     down = shape[0] if shape else 1
-    block, said = (out if down == 1 else 1, inputs), "one scale a row" if down == out > 1 else "one scale"
+    block, words = (out if down == 1 else 1, inputs), "one scale a row" if down == out > 1 else "one scale"
     if across > 1 or 1 < down < out:
-        block = place.said.block
-        said = f"blocks of {block[0]} x {block[1]}"
+        block = place.settings.block
+        words = f"blocks of {block[0]} x {block[1]}"
     elif end == ".weight_scale_inv" and down == 1:
-        block = (max(out, place.said.block[0]), max(inputs, place.said.block[1]))
+        block = (max(out, place.settings.block[0]), max(inputs, place.settings.block[1]))
         place.fits(
-            (out <= place.said.block[0] and inputs <= place.said.block[1]) or len(shape) < 2,
+            (out <= place.settings.block[0] and inputs <= place.settings.block[1]) or len(shape) < 2,
             "a block has one scale",
         )
-    place.fits((down, across) == (-(-out // block[0]), -(-inputs // block[1])), f"8-bit floats, {said}")
+    place.fits((down, across) == (-(-out // block[0]), -(-inputs // block[1])), f"8-bit floats, {words}")
     parts = (".weight", end)
 
     def make(data: Tensor, scale: Tensor) -> Tensor:
         return small_floats.widened(data, scale.reshape(down, across), block)
 
-    return Seen("BF16", (out, inputs), f"{place.said.maker}, 8-bit floats, {said}", parts, make)
+    return Seen("BF16", (out, inputs), f"{place.settings.maker}, 8-bit floats, {words}", parts, make)
 
 
 def _bytes(place: Place) -> Seen:
@@ -327,16 +342,16 @@ def _bitsandbytes4(place: Place) -> Seen:
     twice = ".weight.nested_absmax" in place.parts
     ends = tuple(end for end in place.parts if end != ".weight")
     make = small_floats.bitsandbytes_floats(place.shape, ends)
-    said = f"{place.said.maker}, {kind[:8]}: 4 bits, groups of {2 * size // runs}"
-    said += ", scales quantized too" if twice else ""
-    return Seen("BF16", place.shape, said, (".weight", *ends), make)
+    words = f"{place.settings.maker}, {kind[:8]}: 4 bits, groups of {2 * size // runs}"
+    words += ", scales quantized too" if twice else ""
+    return Seen("BF16", place.shape, words, (".weight", *ends), make)
 
 
 def _mlx(place: Place) -> Seen:
     if ".biases" not in place.parts:
         return _mxfp4(place)
     shape, groups = place.need(".weight", ("U32",), (2, 3)), place.need(".scales", FLOATS, (2, 3))
-    size = place.said.get("group_size", 64)
+    size = place.settings.get("group_size", 64)
     inputs = (
         place.shape[-1]
         if place.shape
@@ -361,8 +376,8 @@ def _hqq(place: Place) -> Seen:
     whole = (rows * 8 // bits, columns) if bits in (1, 2, 4, 8) else (0, 0)
     fit = scale in ((whole[0], 1), (1, columns)) and place.need(".zero", FLOATS, (2,)) == scale
     place.fits(fit and whole[0] * columns == values, "HQQ")
-    said = f"HQQ, {bits} bits, groups of {values // max(scale)}"
-    return Seen("BF16", place.shape, said, (".W_q", ".scale", ".zero"), ints.hqq_floats(bits, place.shape))
+    words = f"HQQ, {bits} bits, groups of {values // max(scale)}"
+    return Seen("BF16", place.shape, words, (".W_q", ".scale", ".zero"), ints.hqq_floats(bits, place.shape))
 
 
 _HQQ = tuple(f".{key}" for key in (
@@ -402,7 +417,7 @@ def see_quantized(
     """Put one `x.weight` in the place of the tensors of each quantized linear: (scales by the name of their matrix, how
     many matrices are stored how). Raises WeightsError for what does not fit together."""
     scales, kinds = dict[str, Entry](), Counter[str]()
-    said: Said | None = None
+    settings: Said | None = None
     for layout in LAYOUTS:
         for mark in [
             name
@@ -412,20 +427,20 @@ def see_quantized(
             at = mark.removesuffix(layout.mark)
             if entries[mark].make is not None or not all(at + end in entries for end in layout.needs):
                 continue
-            said = said or Said.of(folder)
-            if said.own:
+            settings = settings or Said.of(folder)
+            if settings.own:
                 return {}, kinds
             ends = (layout.mark, *layout.needs, *(end for end in layout.may if at + end in entries))
             parts = {end: entries[at + end] for end in ends}
             name = f"{at}.weight"
-            place = Place(folder, at, parts, said.made_by(layout.maker), expected.get(name))
+            place = Place(folder, at, parts, settings.made_by(layout.maker), expected.get(name))
             seen = layout.see(place)
             if seen is None:
                 continue
             for end in (*ends, *layout.left):
                 entries.pop(at + end, None)
             entries[name], scale = _entries(name, parts, seen)
-            kinds[f"{seen.said}; kept as {KEPT.get(seen.dtype, seen.dtype.lower())}"] += 1
+            kinds[f"{seen.words}; kept as {KEPT.get(seen.dtype, seen.dtype.lower())}"] += 1
             if scale is not None:
                 scales[name] = scale
     return scales, kinds

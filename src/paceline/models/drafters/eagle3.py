@@ -103,14 +103,14 @@ def parse_head(raw: Mapping[str, Any], kind: str, own: Collection[str] = ()) -> 
 
 def _taps(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
     inner = raw.get("eagle_config")
-    said = raw.get(TAPS, inner.get(TAPS) if isinstance(inner, Mapping) else None)
-    if said is None:
+    listed = raw.get(TAPS, inner.get(TAPS) if isinstance(inner, Mapping) else None)
+    if listed is None:
         return None
-    if not isinstance(said, list) or not said or not all(type(x) is int and x >= 0 for x in said):
-        raise ConfigError(f"eagle3: {TAPS} is {shown(said)}, not layer numbers: download config.json again")
-    if any(a >= b for a, b in pairwise(said)):
-        raise ConfigError(f"eagle3: {TAPS} {said} do not rise: download config.json again")
-    return tuple(said)
+    if not isinstance(listed, list) or not listed or not all(type(x) is int and x >= 0 for x in listed):
+        raise ConfigError(f"eagle3: {TAPS} is {shown(listed)}, not layer numbers: download config.json again")
+    if any(a >= b for a, b in pairwise(listed)):
+        raise ConfigError(f"eagle3: {TAPS} {listed} do not rise: download config.json again")
+    return tuple(listed)
 
 
 def plan_eagle3(files: DrafterFiles, fits: Fits | None) -> Network:

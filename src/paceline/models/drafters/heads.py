@@ -45,35 +45,37 @@ _NUMBERED = re.compile(rf"{ROOM}\.(\d{{1,9}})\..+")
 
 def inside(names: Iterable[str], raw: Mapping[str, Any]) -> Inside:
     """How many are among a target's tensors."""
-    count, said = len(_numbers(names)), raw.get(SAID)
+    count, promised = len(_numbers(names)), raw.get(SAID)
     if count:
         return Inside(f"{count} parallel head{'s' * (count > 1)}")
-    if said in (None, 1):
+    if promised in (None, 1):
         return Inside()
     return Inside(
-        promised=f"config.json promises parallel heads ({SAID}={shown(said)}), which the weights do not hold: convert "
+        promised=f"config.json promises parallel heads ({SAID}={shown(promised)}), which the weights do not hold: "
+        "convert "
         "the original again"
     )
 
 
 def _numbers(names: Iterable[str]) -> set[int]:
-    return {int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))}
+    return {int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))}
 
 
 def plan_heads(files: DrafterFiles, fits: Fits | None) -> Network:
     """What of a target's own files is to be loaded. Raises ConfigError, WeightsError and PairError."""
     folder, raw = files.folder, files.raw
-    target, found = parse_target(raw), _numbers(files.entries)
+    target, numbers = parse_target(raw), _numbers(files.entries)
     if not isinstance(target, DecoderConfig) or target.latent is not None or target.delta is not None:
         raise PairError(
             f"{folder} holds parallel heads, which are not read of a {target.model_type}: use the drafter ngram"
         )
-    count = len(found)
-    if found != set(range(count)) or raw.get(SAID) not in (None, count + 1):
-        held = ", ".join(map(str, sorted(found)[:8]))
-        said = "" if raw.get(SAID) is None else f", where config.json says {SAID}={shown(raw[SAID])}"
+    count = len(numbers)
+    if numbers != set(range(count)) or raw.get(SAID) not in (None, count + 1):
+        held = ", ".join(map(str, sorted(numbers)[:8]))
+        promise = "" if raw.get(SAID) is None else f", where config.json says {SAID}={shown(raw[SAID])}"
         raise WeightsError(
-            f"{folder} holds the parallel heads {held}{said}: they are numbered from 0 on, and there is one fewer than "
+            f"{folder} holds the parallel heads {held}{promise}: they are numbered from 0 on, and there is one "
+            "fewer than "
             "tokens; convert the original again"
         )
     config = _layers(target, count)

@@ -84,8 +84,8 @@ def speculators_name(name: str) -> str:
 
 def modules_in(names: Iterable[str], layers: int) -> int:
     """How many modules the files of a target of so many layers hold: a number that is left out is no module."""
-    found = [made for name in names if (made := name_of(name, layers)) is not None]
-    return len({made.split(".")[1] for made in found})
+    modules = [made for name in names if (made := name_of(name, layers)) is not None]
+    return len({made.split(".")[1] for made in modules})
 
 
 def inside(names: Iterable[str], raw: Mapping[str, Any]) -> Inside:
@@ -93,17 +93,17 @@ def inside(names: Iterable[str], raw: Mapping[str, Any]) -> Inside:
     count = modules_in(names, parse_target(raw).layer_count)
     text = raw.get("text_config")
     raw = {**raw, **text} if isinstance(text, Mapping) else raw
-    said = next((key for key in PROMISES if raw.get(key)), None)
+    word = next((key for key in PROMISES if raw.get(key)), None)
     if count:
         short = ""
-        if said is not None and isinstance(raw[said], int) and raw[said] > count:
-            promise = f"config.json promises {shown(raw[said])} ({said})"
+        if word is not None and isinstance(raw[word], int) and raw[word] > count:
+            promise = f"config.json promises {shown(raw[word])} ({word})"
             short = f", where {promise}: another download of this model may hold the rest"
         return Inside(f"{count} module{'s' * (count > 1)} for multi-token prediction{short}")
-    if said is None:
+    if word is None:
         return Inside()
     return Inside(
-        promised=f"config.json promises multi-token prediction ({said}={shown(raw[said])}), which the weights do not "
+        promised=f"config.json promises multi-token prediction ({word}={shown(raw[word])}), which the weights do not "
         "hold: another download of this model may"
     )
 

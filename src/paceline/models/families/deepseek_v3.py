@@ -43,10 +43,10 @@ def parse_deepseek(raw: Mapping[str, Any]) -> DecoderConfig:
 
 def _growth(config: DecoderConfig, raw: Mapping[str, Any]) -> float:
     """What a stretched context multiplies q and k with, each, beside what YaRN does to those that are rotated."""
-    said = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if config.rotary.kind == "default" or config.rotary.factor <= 1 or not said.get("mscale_all_dim"):
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if config.rotary.kind == "default" or config.rotary.factor <= 1 or not rope.get("mscale_all_dim"):
         return 1.0
-    share = Fields(said, "deepseek_v3.rope_scaling").number("mscale_all_dim", 0.0)
+    share = Fields(rope, "deepseek_v3.rope_scaling").number("mscale_all_dim", 0.0)
     return 0.1 * share * math.log(config.rotary.factor) + 1
 
 
@@ -56,15 +56,16 @@ def with_routing(config: DecoderConfig, fields: Fields) -> DecoderConfig:
     fields.refuse("topk_method", (None, "noaux_tc"), "experts are chosen by groups and a bias")
     fields.refuse("moe_layer_freq", (None, 1), "every layer after the dense ones has experts")
     count, top = fields.size("n_routed_experts"), fields.size("num_experts_per_tok")
-    groups, kept = fields.size("n_group"), fields.size("topk_group")
-    if count % groups or kept > groups or (groups > 1 and count // groups < 2):
+    groups, top_groups = fields.size("n_group"), fields.size("topk_group")
+    if count % groups or top_groups > groups or (groups > 1 and count // groups < 2):
         raise ConfigError(
             f"{fields.where}: n_routed_experts={count} do not make n_group={groups} groups of two or more, of which "
-            f"topk_group={kept} are kept: download config.json again"
+            f"topk_group={top_groups} are kept: download config.json again"
         )
-    if top > count // groups * kept:
+    if top > count // groups * top_groups:
         raise ConfigError(
-            f"{fields.where}: num_experts_per_tok={top} of only {count // groups * kept} experts in {kept} groups: "
+            f"{fields.where}: num_experts_per_tok={top} of only {count // groups * top_groups} experts in "
+            f"{top_groups} groups: "
             "download config.json again"
         )
     if fields.raw.get("norm_topk_prob") is None or fields.raw.get("routed_scaling_factor") is None:
@@ -78,7 +79,7 @@ def with_routing(config: DecoderConfig, fields: Fields) -> DecoderConfig:
         moe=MoeConfig(count, top, inner),
         sparse=frozenset(range(dense, len(config.kinds))),
         renormalize=bool(fields.raw["norm_topk_prob"]),
-        routing=Routing(groups, kept, fields.number("routed_scaling_factor", 1.0)),
+        routing=Routing(groups, top_groups, fields.number("routed_scaling_factor", 1.0)),
         shared_expert=inner * fields.size("n_shared_experts", 0, least=0),
     )
 

@@ -28,11 +28,11 @@ DEFAULTS = {  # what published files leave out
 
 def parse_gemma3(raw: Mapping[str, Any]) -> DecoderConfig:
     """Of type `gemma3_text`, or `gemma3`, whose `text_config` is read. Raises ConfigError."""
-    said = raw.get("text_config") if raw.get("model_type") == "gemma3" else raw
-    if not isinstance(said, Mapping):
+    section = raw.get("text_config") if raw.get("model_type") == "gemma3" else raw
+    if not isinstance(section, Mapping):
         raise ConfigError("gemma3: config.json has no text_config: download it again")
     outer = {key: raw[key] for key in ("eos_token_id",) if raw.get(key) is not None}
-    text = DEFAULTS | {key: value for key, value in said.items() if value is not None} | outer
+    text = DEFAULTS | {key: value for key, value in section.items() if value is not None} | outer
     fields = Fields(text, "gemma3")
     fields.refuse("hidden_activation", (None, "gelu_pytorch_tanh"), "Gemma 3 uses gelu_pytorch_tanh")
     fields.refuse("attn_logit_softcapping", (None,), "Gemma 3 caps no scores, Gemma 2 does")

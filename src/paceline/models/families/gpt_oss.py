@@ -25,22 +25,22 @@ DEFAULTS = {"head_dim": 64, "sliding_window": 128, "rope_theta": 150_000.0, "rms
 
 def parse_gpt_oss(raw: Mapping[str, Any]) -> DecoderConfig:
     """Of type `gpt_oss`. Raises ConfigError."""
-    said = DEFAULTS | {key: value for key, value in raw.items() if value is not None}
-    if "rope_parameters" not in said:
-        said = {"rope_scaling": YARN, **said}
-    fields = Fields(said, "gpt_oss")
+    filled = DEFAULTS | {key: value for key, value in raw.items() if value is not None}
+    if "rope_parameters" not in filled:
+        filled = {"rope_scaling": YARN, **filled}
+    fields = Fields(filled, "gpt_oss")
     fields.refuse("swiglu_limit", (None, LIMIT), f"the experts of gpt-oss cut what they compute at {LIMIT:g}")
     fields.refuse("swiglu_alpha", (None, SLOPE), f"the experts of gpt-oss have a slope of {SLOPE:g}")
-    config = parse_decoder(said, listed_kinds(fields, EVERY))
+    config = parse_decoder(filled, listed_kinds(fields, EVERY))
     config = replace(
         config,
-        biases=frozenset(BIASED if said.get("attention_bias", True) else ()),
+        biases=frozenset(BIASED if filled.get("attention_bias", True) else ()),
         sinks=True,
         biased_experts=True,
     )
-    top_k = fields.size("num_experts_per_tok" if "num_experts_per_tok" in said else "experts_per_token")
+    top_k = fields.size("num_experts_per_tok" if "num_experts_per_tok" in filled else "experts_per_token")
     sizes = {"moe_intermediate_size": config.intermediate_size, "num_experts_per_tok": top_k}
-    return with_experts(config, {**said, **sizes, "norm_topk_prob": True})
+    return with_experts(config, {**filled, **sizes, "norm_topk_prob": True})
 
 
 SPEC = ModelSpec(parse_gpt_oss, decoder_shapes, decoder_layout, DecoderTarget, split_decoder)

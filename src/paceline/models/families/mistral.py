@@ -55,10 +55,10 @@ def _text(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _growing(config: DecoderConfig, text: Mapping[str, Any]) -> DecoderConfig:
     """With what queries grow by past the original context."""
-    said = text.get("rope_parameters")
-    if not isinstance(said, Mapping) or not said.get(BETA):
+    rope = text.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not rope.get(BETA):
         return config
-    growth = Fields(said, f"{config.model_type}.rope_parameters").number(BETA, 0.0)
+    growth = Fields(rope, f"{config.model_type}.rope_parameters").number(BETA, 0.0)
     if config.rotary.kind != "yarn" or config.rotary.original < 1:
         raise ConfigError(
             f"{config.model_type}: {BETA} needs YaRN and its original_max_position_embeddings: download config.json again"

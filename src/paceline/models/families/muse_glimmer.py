@@ -24,11 +24,11 @@ DEFAULTS = {"head_dim": 128, "sliding_window": 2048, "rms_norm_eps": 1e-5}  # wh
 def parse_muse(raw: Mapping[str, Any]) -> DecoderConfig:
     """Of type `muse_glimmer_text`, or `muse_glimmer`, whose `text_config` is read. Raises ConfigError."""
     kind = str(raw.get("model_type"))
-    said = raw.get("text_config") if kind == "muse_glimmer" else raw
-    if not isinstance(said, Mapping):
+    section = raw.get("text_config") if kind == "muse_glimmer" else raw
+    if not isinstance(section, Mapping):
         raise ConfigError(f"{kind}: config.json has no text_config: download it again")
     outer = {key: raw[key] for key in ("eos_token_id",) if raw.get(key) is not None}
-    text = DEFAULTS | {key: value for key, value in said.items() if value is not None} | outer
+    text = DEFAULTS | {key: value for key, value in section.items() if value is not None} | outer
     fields = Fields(text, kind)
     fields.refuse("hidden_activation", (None, "silu"), "Muse Glimmer uses silu")
     fields.refuse("attention_bias", (None, False), "Muse Glimmer's projections have no biases")
@@ -57,7 +57,11 @@ def _still(config: DecoderConfig, fields: Fields) -> frozenset[int]:
     if listed is None:
         return frozenset(i for i in range(count) if (count - 1 - i) % EVERY == 0)
     base = config.rotary.theta
-    if not isinstance(listed, list) or len(listed) != count or not all(one in (0, base) for one in listed):
+    if (
+        not isinstance(listed, list)
+        or len(listed) != count
+        or not all(entry in (0, base) for entry in listed)
+    ):
         raise ConfigError(
             f"{fields.where}: layer_rope_theta={shown(listed)} must have 0 or {base:g} for each of {count} layers"
         )

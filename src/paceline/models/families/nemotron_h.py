@@ -129,12 +129,12 @@ class NemotronTarget(GraphTarget):
     def _hidden(self, ops: Ops) -> tuple[Value, ...]:
         config = self.config
         x = ops.embed(ops.tokens(), self.embedding, 1.0)
-        kept = [x] if 0 in self.tapped else []
+        taps = [x] if 0 in self.tapped else []
         for i, block in enumerate(self.blocks):
             x = ops.add(x, _part(ops, ops.rms_norm(x, block.norm, config.eps), block.part, config))
             if i + 1 in self.tapped:
-                kept.append(x)
-        return (ops.rms_norm(x, self.norm, config.eps), *kept)
+                taps.append(x)
+        return (ops.rms_norm(x, self.norm, config.eps), *taps)
 
     def _logits(self, ops: Ops) -> tuple[Value]:
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)

@@ -25,10 +25,10 @@ def parse_phi3(raw: Mapping[str, Any]) -> DecoderConfig:
     """Of type `phi3`. Raises ConfigError."""
     fields = Fields(raw, "phi3")
     name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
-    said = raw.get(name)
-    if isinstance(said, Mapping) and said.get("rope_type", said.get("type")) in SU:
-        raw = {**raw, name: {**said, "rope_type": "longrope"}}
-    rope = Fields(said if isinstance(said, Mapping) else {}, f"phi3.{name}")
+    value = raw.get(name)
+    if isinstance(value, Mapping) and value.get("rope_type", value.get("type")) in SU:
+        raw = {**raw, name: {**value, "rope_type": "longrope"}}
+    rope = Fields(value if isinstance(value, Mapping) else {}, f"phi3.{name}")
     rope.refuse("rope_type", (None, "default", "longrope", *SU), "Phi has LongRoPE or none")
     slides = raw.get("sliding_window") is not None
     eps = {"rms_norm_eps": fields.number("rms_norm_eps", 1e-5)}

@@ -123,12 +123,12 @@ class DecoderTarget(GraphTarget):
     def _hidden(self, ops: Ops) -> tuple[Value, ...]:
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
         x = ops.rms_norm(x, None, self.config.eps) if self.config.normed_embedding else x
-        kept = [x] if 0 in self.tapped else []
+        taps = [x] if 0 in self.tapped else []
         for i, layer in enumerate(self.layers):
             x = self._layer(ops, x, layer)
             if i + 1 in self.tapped:
-                kept.append(x)
-        return (self._norm(ops, x, self.norm, self.config.eps), *kept)
+                taps.append(x)
+        return (self._norm(ops, x, self.norm, self.config.eps), *taps)
 
     def _layer(self, ops: Ops, x: Value, layer: Layer) -> Value:
         config = self.config

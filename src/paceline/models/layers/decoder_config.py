@@ -347,14 +347,14 @@ def rotary_by_kind(
 def _rotary(fields: Fields, partial: bool) -> Rotary:
     raw = fields.raw
     name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
-    said = raw.get(name) or {}
-    if not isinstance(said, Mapping):
+    settings = raw.get(name) or {}
+    if not isinstance(settings, Mapping):
         raise ConfigError(
-            f"{fields.where}: {name} is {shown(said)}, not an object: download config.json again"
+            f"{fields.where}: {name} is {shown(settings)}, not an object: download config.json again"
         )
-    rope = Fields(said, f"{fields.where}.{name}")
+    rope = Fields(settings, f"{fields.where}.{name}")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    kind = said.get("rope_type", said.get("type", "default"))
+    kind = settings.get("rope_type", settings.get("type", "default"))
     if kind in LONGROPE and partial:
         return _longrope(rope, theta, fields)
     if kind not in ROPE_TYPES:
@@ -367,7 +367,7 @@ def _rotary(fields: Fields, partial: bool) -> Rotary:
     if kind == "default":
         return Rotary(theta)
     needed = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    missing = [key for key in needed[: 4 if kind == "llama3" else 1] if said.get(key) is None]
+    missing = [key for key in needed[: 4 if kind == "llama3" else 1] if settings.get(key) is None]
     if missing:
         raise ConfigError(f"{rope.where} lacks {', '.join(missing)}: download config.json again")
     factor = rope.number("factor", 1.0)
@@ -392,8 +392,8 @@ def _longrope(rope: Fields, theta: float, fields: Fields) -> Rotary:
     )
     short, long = rope.raw.get("short_factor"), rope.raw.get("long_factor") or []
     lists = all(
-        isinstance(one, list) and all(isinstance(x, int | float) and x > 0 for x in one)
-        for one in (short, long)
+        isinstance(factors, list) and all(isinstance(x, int | float) and x > 0 for x in factors)
+        for factors in (short, long)
     )
     if not short or not lists or original <= 1 or len(long) not in (0, len(short)):
         raise ConfigError(

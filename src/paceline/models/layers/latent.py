@@ -68,12 +68,12 @@ def read_latent(
     heads = torch.arange(config.heads)[:, None] * size
     turned = latent.plain + halves(latent, config.head_dim)
     order = torch.cat(((heads + torch.arange(latent.plain)).flatten(), (heads + turned).flatten()))
-    kept = torch.cat((torch.arange(latent.rank), latent.rank + halves(latent, config.head_dim)))
+    columns = torch.cat((torch.arange(latent.rank), latent.rank + halves(latent, config.head_dim)))
     return LatentAttention(
         squeeze=linear("q_a_proj") if squeezed else None,
         squeeze_norm=weights.norm(f"{at}.q_a_layernorm") if squeezed else None,
         q=linear("q_b_proj" if squeezed else "q_proj").rows(order),
-        down=linear(DOWN).rows(kept),
+        down=linear(DOWN).rows(columns),
         norm=weights.norm(f"{at}.kv_a_layernorm"),
         absorb=tuple(Weight(part.contiguous(), both.kind) for part in ups),
         expand=tuple(Weight(part.contiguous(), both.kind) for part in outs),

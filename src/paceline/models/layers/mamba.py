@@ -33,14 +33,14 @@ class Mamba:
 
 def mamba_shapes(config: MambaConfig, hidden: int, at: str) -> Shapes:
     """Name and shape of every tensor of a layer."""
-    one, row = ((1,), ()) if config.decayed else ((), (1,))
+    single, row = ((1,), ()) if config.decayed else ((), (1,))
     groups = (config.groups, config.inner // config.groups) if config.decayed else (config.inner,)
     shapes: Shapes = {
         f"{at}.in_proj.weight": (config.inner + config.channels + config.heads, hidden),
         f"{at}.conv1d.weight": (config.channels, *row, config.kernel),
         f"{at}.dt_bias": (config.heads,),
-        f"{at}.A_log": (config.heads, *one),
-        f"{at}.D": (config.heads, *one),
+        f"{at}.A_log": (config.heads, *single),
+        f"{at}.D": (config.heads, *single),
         f"{at}.norm.weight": groups,
         f"{at}.out_proj.weight": (hidden, config.inner),
     }

@@ -103,7 +103,7 @@ class Encoder:
         angles = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
         turned = torch.cat([place.float()[:, None] * angles for place in places], dim=1)
         cos, sin, count = turned.cos().contiguous(), turned.sin().contiguous(), len(x)
-        at = [address(one, torch.float32, count, "rows") for one in (x, cos, sin)]
+        at = [address(tensor, torch.float32, count, "rows") for tensor in (x, cos, sin)]
         sight = self._native.Sight(self._tower, at[0], count, *at[1:])
         for layer in range(self.layers):
             for half in (sight.keys, sight.rows):

@@ -117,9 +117,9 @@ class _Layer:
 
     def as_stored(self) -> EncoderLayer:
         linears = [self.q, self.k, self.v, self.o, self.gate, self.up, self.down]
-        bounds = [one.bounds for one in linears if one.bounds is not None]
+        bounds = [linear.bounds for linear in linears if linear.bounds is not None]
         return EncoderLayer(
-            [*self.norms, self.q_norm, self.k_norm], [one.weight for one in linears], bounds or None
+            [*self.norms, self.q_norm, self.k_norm], [linear.weight for linear in linears], bounds or None
         )
 
     def __call__(self, x: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:

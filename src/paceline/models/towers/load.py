@@ -46,56 +46,60 @@ def plan_vision(folder: Path, raw: Mapping[str, Any], target: Host) -> Callable[
 
     Names and shapes are compared now, values are read later. Raises LoadError.
     """
-    said, config = raw.get("vision_config"), parse_target(raw)
-    if not isinstance(said, Mapping) or not isinstance(config, GemmaConfig):
+    section, config = raw.get("vision_config"), parse_target(raw)
+    if not isinstance(section, Mapping) or not isinstance(config, GemmaConfig):
         return "this model reads text only"
     if not any(_named(_VISION, name) for name in read_entries(folder)):
         return "the files of this model hold no vision tower: get them from the original repository"
     unified = config.model_type == "gemma4_unified"
     take = partial(_taker, folder, begins=_VISION, device=target.device)
-    return _vision(said, target.hidden_size, config.bidirectional, unified, take)
+    return _vision(section, target.hidden_size, config.bidirectional, unified, take)
 
 
 def _vision(
-    said: Mapping[str, Any], hidden_size: int, together: bool, unified: bool, taker: Callable[[Shapes], Take]
+    section: Mapping[str, Any],
+    hidden_size: int,
+    together: bool,
+    unified: bool,
+    taker: Callable[[Shapes], Take],
 ) -> Callable[[], VisionTower]:
     if unified:
-        config = parse_unified(said, hidden_size, together)
+        config = parse_unified(section, hidden_size, together)
         return partial(UnifiedVision, config, taker(unified_shapes(config)))
-    vision = parse_vision(said, hidden_size, together)
+    vision = parse_vision(section, hidden_size, together)
     return partial(GemmaVision, vision, taker(vision_shapes(vision)))
 
 
 def _audio(
-    said: Mapping[str, Any], hidden_size: int, unified: bool, taker: Callable[[Shapes], Take]
+    section: Mapping[str, Any], hidden_size: int, unified: bool, taker: Callable[[Shapes], Take]
 ) -> Callable[[], AudioTower]:
     if unified:
-        config = parse_unified_audio(said, hidden_size)
+        config = parse_unified_audio(section, hidden_size)
         return partial(UnifiedAudio, config, taker({_SOUND: (config.out, config.samples)}))
-    audio = parse_audio(said, hidden_size)
+    audio = parse_audio(section, hidden_size)
     return partial(GemmaAudio, audio, taker(audio_shapes(audio)))
 
 
 def stored_towers(folder: Path, raw: Mapping[str, Any]) -> dict[str, tuple[Shapes, Take]]:
     """Names, shapes and values of the towers in a model folder, by part. Raises LoadError."""
-    config, found = parse_target(raw), dict[str, tuple[Shapes, Take]]()
+    config, towers = parse_target(raw), dict[str, tuple[Shapes, Take]]()
     names = read_entries(folder)
     if not isinstance(config, GemmaConfig):
-        return found
+        return towers
 
     def keep(part: str, begins: tuple[str, ...], shapes: Shapes) -> Take:
         take = _taker(folder, shapes, device=torch.device("cpu"), begins=begins)
-        found[part] = shapes, take
+        towers[part] = shapes, take
         return take
 
     unified = config.model_type == "gemma4_unified"
-    said = {part: raw.get(f"{part}_config") for part in ("vision", "audio")}
-    if isinstance(said["vision"], Mapping) and any(_named(_VISION, name) for name in names):
+    sections = {part: raw.get(f"{part}_config") for part in ("vision", "audio")}
+    if isinstance(sections["vision"], Mapping) and any(_named(_VISION, name) for name in names):
         taker = partial(keep, "vision", _VISION)
-        _vision(said["vision"], config.hidden_size, config.bidirectional, unified, taker)
-    if isinstance(said["audio"], Mapping) and any(_named(_AUDIO, name) for name in names):
-        _audio(said["audio"], config.hidden_size, unified, partial(keep, "audio", _AUDIO))
-    return found
+        _vision(sections["vision"], config.hidden_size, config.bidirectional, unified, taker)
+    if isinstance(sections["audio"], Mapping) and any(_named(_AUDIO, name) for name in names):
+        _audio(sections["audio"], config.hidden_size, unified, partial(keep, "audio", _AUDIO))
+    return towers
 
 
 def plan_projector(
@@ -119,17 +123,17 @@ def plan_projector(
 
 def projected_shapes(file: Projector, raw: Mapping[str, Any]) -> Shapes:
     """Names and shapes of all tensors of an mmproj file, as a checkpoint has them. Raises LoadError."""
-    config, found = parse_target(raw), Shapes()
+    config, all_shapes = parse_target(raw), Shapes()
 
     def keep(shapes: Shapes) -> Take:
-        found.update(shapes)
+        all_shapes.update(shapes)
         return lambda name: file.tensor(name, shapes[name])
 
     if file.vision:
         _vision(file.vision, config.hidden_size, False, file.unified, keep)
     if file.audio:
         _audio(file.audio, config.hidden_size, file.unified, keep)
-    return found
+    return all_shapes
 
 
 def _without(file: Projector, part: str) -> str:
@@ -145,13 +149,13 @@ def _projected(file: Projector, device: torch.device, shapes: Shapes) -> Take:
 
 def plan_audio(folder: Path, raw: Mapping[str, Any], target: Host) -> Callable[[], AudioTower] | str:
     """As `plan_vision`, of what hears."""
-    said, config = raw.get("audio_config"), parse_target(raw)
-    if not isinstance(said, Mapping) or not isinstance(config, GemmaConfig):
+    section, config = raw.get("audio_config"), parse_target(raw)
+    if not isinstance(section, Mapping) or not isinstance(config, GemmaConfig):
         return "this model does not hear: use Gemma 4 E2B, E4B or 12B for sound"
     if not any(_named(_AUDIO, name) for name in read_entries(folder)):
         return "the files of this model hold no audio tower: get them from the original repository"
     take = partial(_taker, folder, begins=_AUDIO, device=target.device)
-    return _audio(said, target.hidden_size, config.model_type == "gemma4_unified", take)
+    return _audio(section, target.hidden_size, config.model_type == "gemma4_unified", take)
 
 
 def _taker(folder: Path, shapes: Shapes, *, device: torch.device, begins: tuple[str, ...]) -> Take:

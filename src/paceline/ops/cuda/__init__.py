@@ -18,7 +18,7 @@ def why_not(device: torch.device) -> str | None:
     """None if the kernels can run on a CUDA device, else one line that says why not and what to do."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed, which comes with PyTorch's CUDA builds: pip install triton"
-    found = torch.cuda.get_device_capability(device)
-    if found < CAPABILITY:
-        return f"a card of compute capability {found[0]}.{found[1]} is older than 8.0, which the kernels need"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABILITY:
+        return f"a card of compute capability {capability[0]}.{capability[1]} is older than 8.0, which the kernels need"
     return None

@@ -146,9 +146,9 @@ def draw(
         drawer = drawer_for(_power(end - begin), logits.shape[1], str(logits.device))
         part = Logits(logits[begin:end], None if ids is None else ids[begin:end])
         drawer.enqueue(part, encoded[begin:end], purpose, confidence, plain)
-        found = drawer.out[:, : end - begin].cpu()
-        tokens += found[0].tolist()
-        sure += found[1].view(torch.float32).tolist() if confidence else []
+        drawn = drawer.out[:, : end - begin].cpu()
+        tokens += drawn[0].tolist()
+        sure += drawn[1].view(torch.float32).tolist() if confidence else []
     return tokens, sure
 
 

@@ -164,9 +164,9 @@ class Lowering:
     def _find_norm(self, node: Node) -> None:
         post, residual = None, 0
         for i, symbol in enumerate(node.inputs):
-            found = self.flow.source(symbol, Code.NORM)
-            if found is not None and _of_whole_row(found, centered=False) and id(found) not in self._done:
-                post, residual = found, 1 - i
+            source = self.flow.source(symbol, Code.NORM)
+            if source is not None and _of_whole_row(source, centered=False) and id(source) not in self._done:
+                post, residual = source, 1 - i
         if post is not None:
             self._done.add(id(post))
         else:  # the operand that is the result of a product may be in parts
@@ -195,8 +195,8 @@ class Lowering:
         """`last`: whose output the sum is, a SCALE if there is a factor; None: there is no sum, only the norm `pre`."""
         source = self.e.places[x]
         beside = None if residual is None else self.e.whole(residual)
-        kept = pre is None or last is None or self.flow.only_reader(last.outputs[0]) is not pre
-        y = None if last is None or not kept else self.e.define(last.outputs[0])
+        stays = pre is None or last is None or self.flow.only_reader(last.outputs[0]) is not pre
+        y = None if last is None or not stays else self.e.define(last.outputs[0])
         z = None if pre is None else self.e.define(pre.outputs[0])
         norm = launch.Norm(
             source, beside, y, z, norm_of(post), norm_of(pre),

@@ -85,10 +85,10 @@ class CudaRunner:
             return
         self._tested |= wanted
         other = CudaRunner(self.device, self._low, capture=False, trusted=True)
-        if found := failures(other, wanted, self.device, self._low):
+        if wrong := failures(other, wanted, self.device, self._low):
             self._broken = True
             self._note(
-                f"the kernels failed their self-test on {self.device} ({found[0]}): plain torch runs instead, slower. "
+                f"the kernels failed their self-test on {self.device} ({wrong[0]}): plain torch runs instead, slower. "
                 "Please report it with what `paceline self-test` prints"
             )
 

@@ -27,9 +27,9 @@ CHUNKS = (1, 7, 65)
 
 def failures(runner: Runner, kinds: Iterable[str], device: torch.device, dtype: torch.dtype) -> list[str]:
     """What was wrong, a line each; none: all is well. `kinds`: float, int8, int4 and mxfp4, of the weights to be used."""
-    found = [line for kind in sorted(set(kinds)) if (line := _products(runner, kind, device, dtype))]
+    lines = [line for kind in sorted(set(kinds)) if (line := _products(runner, kind, device, dtype))]
     line = _attention(runner, device, dtype)
-    return [*found, *([line] if line else [])]
+    return [*lines, *([line] if line else [])]
 
 
 def _products(runner: Runner, kind: str, device: torch.device, dtype: torch.dtype) -> str | None:

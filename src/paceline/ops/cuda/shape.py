@@ -141,11 +141,11 @@ def fill(buffer: np.ndarray, layout: Layout, step: Step, reaches: Seq[Reach]) ->
             buffer[at + start : at + end] = positions[end - 1]
     tiles, sections = [], []
     for i, reach in enumerate(reaches):
-        found = tiles_of(step.runs, reach.per_tile)
-        at, number = layout.tiles(i), len(found) // 2
+        run_tiles = tiles_of(step.runs, reach.per_tile)
+        at, number = layout.tiles(i), len(run_tiles) // 2
         programs = min(power(number), layout.rows)
         buffer[at : at + 2 * programs] = 0
-        buffer[at : at + len(found)] = found
+        buffer[at : at + len(run_tiles)] = run_tiles
         tiles.append(programs)
         few = layout.rows <= FEW
         sections.append(power(sections_of(step.runs, positions, reach)) if few else 1)

@@ -57,8 +57,8 @@ def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Ma
 
     `dtype`: what int8 and int4 are multiplied in. Floats are multiplied in their own type.
     """
-    kept = order not in ("rows", "table") and dtype != torch.float16 and all(map(_in_range, weights))
-    parts = [_plain(weight, dtype, kept) for weight in weights]
+    as_stored = order not in ("rows", "table") and dtype != torch.float16 and all(map(_in_range, weights))
+    parts = [_plain(weight, dtype, as_stored) for weight in weights]
     data = _joined([part.data for part in parts], order)
     first = parts[0]
     scale = (
@@ -111,15 +111,15 @@ def _in_range(weight: Weight) -> bool:
     )
 
 
-def _plain(weight: Weight, dtype: torch.dtype, kept: bool) -> Weight:
+def _plain(weight: Weight, dtype: torch.dtype, as_stored: bool) -> Weight:
     """Blocks of GGUF files as int4 where that is what they are, MXFP4 in that form if it is `kept`, else as floats."""
     layout = weight.blocks
     if layout is None:
         return weight
     device = weight.data.device
-    if weight.kind == "q4_0" or kept:  # bytes of scale, then 16 bytes: inputs j and j + 16 in one
+    if weight.kind == "q4_0" or as_stored:  # bytes of scale, then 16 bytes: inputs j and j + 16 in one
         raw = weight.data.view(weight.data.shape[0], -1, layout.size)
-        if kept:
+        if as_stored:
             scale = ((raw[..., 0].int() + 126) << 23).view(torch.float32)  # 2^(exponent - 1)
         else:
             scale = raw[..., :2].contiguous().view(torch.float16).squeeze(-1).float()

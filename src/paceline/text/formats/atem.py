@@ -63,14 +63,14 @@ class AtemParser:
         if self._rest.startswith(leads):
             self._state = self._header
             return True
-        if not self._ended and any(one.startswith(self._rest) for one in leads):
+        if not self._ended and any(lead.startswith(self._rest) for lead in leads):
             return False
         self._to, self._state = "user", self._body
         return True
 
     def _header(self) -> bool:
-        header, found, behind = self._rest.partition(MESSAGE)
-        if not found:
+        header, mark, behind = self._rest.partition(MESSAGE)
+        if not mark:
             if len(self._rest) > _HEADER:
                 self._to, self._state = "user", self._body
                 return True
@@ -82,14 +82,14 @@ class AtemParser:
         return True
 
     def _body(self) -> bool:
-        found = first(self._rest, MARKS)
-        end = found[0] if found else len(self._rest) - (0 if self._ended else held(self._rest, MARKS))
+        mark = first(self._rest, MARKS)
+        end = mark[0] if mark else len(self._rest) - (0 if self._ended else held(self._rest, MARKS))
         if text := self._rest[:end]:
             self._events += self._read(text)
         self._rest = self._rest[end:]
-        if found is not None:
+        if mark is not None:
             self._state = self._between
-        return found is not None
+        return mark is not None
 
     def _read(self, text: str) -> list[Event]:
         if self._to == "self":
@@ -106,7 +106,7 @@ class AtemParser:
         if rest.startswith(START):
             self._rest, self._state = rest, self._header
             return True
-        if any(one.startswith(rest) for one in MARKS):  # nothing, or half a mark
+        if any(marker.startswith(rest) for marker in MARKS):  # nothing, or half a mark
             self._rest = "" if self._ended else self._rest
             return False
         self._to, self._state = "user", self._body

@@ -121,7 +121,7 @@ class ChatFormat:
         calls = self.calls.marks if self.calls is not None else ()
         own = self.thoughts
         thoughts = (own.opening, own.closing, own.said) if own is not None else ()
-        return tuple(dict.fromkeys(one for one in (*calls, *thoughts, *self.extra_marks) if one))
+        return tuple(dict.fromkeys(mark for mark in (*calls, *thoughts, *self.extra_marks) if mark))
 
     def parser(self, inside: bool = False, tools: Tools | None = None) -> AnswerParser:
         """`inside`: the prompt has opened a thought. Without `tools` calls are text."""

@@ -46,13 +46,13 @@ class CallParser(ABC):
         """A marker of `openers` was taken from the text: go into the state that reads what follows."""
 
     def text(self) -> bool:
-        found = first(self.rest, self.openers)
-        if found is None:
+        opener = first(self.rest, self.openers)
+        if opener is None:
             end = len(self.rest) - (0 if self.ended else held(self.rest, self.openers))
             self.say(self.rest[:end])
             self.rest = self.rest[end:]
             return False
-        at, marker = found
+        at, marker = opener
         self.say(self.rest[:at])
         self.rest = self.rest[at + len(marker) :]
         self.begin(marker)
@@ -61,14 +61,14 @@ class CallParser(ABC):
     def between(self) -> bool:
         """Behind a call: drop what says nothing, such as a mark that is cut off at the end of the text."""
         rest = self.rest.lstrip()
-        if self.ended and rest and any(begins(rest, one) for one in (*self.fillers, *self.openers)):
+        if self.ended and rest and any(begins(rest, marker) for marker in (*self.fillers, *self.openers)):
             self.rest = ""
             return False
-        filler = max((one for one in self.fillers if rest.startswith(one)), key=len, default="")
-        if filler and (self.ended or not any(begins(rest, one) for one in self.fillers)):
+        filler = max((marker for marker in self.fillers if rest.startswith(marker)), key=len, default="")
+        if filler and (self.ended or not any(begins(rest, marker) for marker in self.fillers)):
             self.rest = rest[len(filler) :]
             return True
-        if not self.ended and any(begins(rest, one) for one in (*self.fillers, *self.openers)):
+        if not self.ended and any(begins(rest, marker) for marker in (*self.fillers, *self.openers)):
             return False
         if rest.startswith(tuple(self.openers)):
             self.rest = rest
@@ -110,7 +110,7 @@ class JsonValue:
 
     def __init__(self, closers: Sequence[str] = ()) -> None:
         self.done = False
-        self._closers, self._firsts = tuple(closers), {one[0] for one in closers}
+        self._closers, self._firsts = tuple(closers), {closer[0] for closer in closers}
         self._stack: list[str] = []  # what closes the open containers
         self._string = self._escape = self._scalar = False
         self._last = ""
@@ -122,7 +122,7 @@ class JsonValue:
             if char in self._firsts and (not self._string or self._last == "\n"):
                 if text.startswith(self._closers, at):
                     return "".join(out) + self._close(), text[at:]
-                if not ended and any(begins(text[at:], one) for one in self._closers):
+                if not ended and any(begins(text[at:], closer) for closer in self._closers):
                     return "".join(out), text[at:]
             if self._ends_before(char):
                 self.done = True

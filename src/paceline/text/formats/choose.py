@@ -48,8 +48,8 @@ def format_of(tokenizer: Tokenizer) -> ChatFormat:
     """The tokenizer keeps it. Raises UsageError for a name that is unknown."""
     if not isinstance(tokenizer.format, ChatFormat):
         tokenizer.format = _found(tokenizer)
-    kept: ChatFormat = tokenizer.format
-    return kept
+    chosen: ChatFormat = tokenizer.format
+    return chosen
 
 
 def _found(tokenizer: Tokenizer) -> ChatFormat:

@@ -25,17 +25,17 @@ class CohereCalls(JsonCalls):
             lark.rule(f'{_NUMBERED} {number} {literal(_NAMED.format(name))} {lark.arguments(schema)} "}}"')
             for name, schema in tools.items()
         ]
-        one = lark.rule(either(calls), "call")
-        more = f" ({literal(',' + _BREAK)} {one}){{0,{most - 1}}}" if most > 1 else ""
-        return f'{literal("[" + _BREAK)} {one}{more} "\\n]"'
+        call = lark.rule(either(calls), "call")
+        more = f" ({literal(',' + _BREAK)} {call}){{0,{most - 1}}}" if most > 1 else ""
+        return f'{literal("[" + _BREAK)} {call}{more} "\\n]"'
 
 
 class AnswerParser(ThoughtParser):
     """Leaves out the marks around what is said. Without the first of them the last one is text, as in arguments."""
 
-    def __init__(self, said: tuple[str, str], inside: bool) -> None:
+    def __init__(self, marks: tuple[str, str], inside: bool) -> None:
         super().__init__("<|START_THINKING|>", "<|END_THINKING|>", inside)
-        self._said, self._at = said, "before"  # before | inside | behind
+        self._said, self._at = marks, "before"  # before | inside | behind
 
     def _behind(self, out: Parted) -> bool:
         opening, closing = self._said
@@ -46,11 +46,11 @@ class AnswerParser(ThoughtParser):
             self._at = "inside" if text.startswith(opening) else "behind"
             self._rest = text.removeprefix(opening) if self._at == "inside" else self._rest
         if self._at == "inside":
-            before, found, behind = self._rest.partition(closing)
-            self._at = "behind" if found else "inside"
-            kept = 0 if found else held(before, [closing])
-            out.content += before[: len(before) - kept]
-            self._rest = behind if found else before[len(before) - kept :]
+            before, mark, behind = self._rest.partition(closing)
+            self._at = "behind" if mark else "inside"
+            open_end = 0 if mark else held(before, [closing])
+            out.content += before[: len(before) - open_end]
+            self._rest = behind if mark else before[len(before) - open_end :]
         if self._at == "behind":
             return super()._behind(out)
         return False

@@ -30,9 +30,9 @@ class DeepSeekCalls:
         return NamedCallParser(tools, Marks(OPEN, head, CLOSE, SECTION, SECTION_END, ("```",)))
 
     def unit(self, lark: Lark, tools: Tools, most: int) -> str:
-        one = lark.rule(either([self._call(lark, name, schema) for name, schema in tools.items()]), "call")
+        call = lark.rule(either([self._call(lark, name, schema) for name, schema in tools.items()]), "call")
         joint = '"\\n" ' if self.fenced else ""
-        return one + (f" ({joint}{one}){{0,{most - 1}}}" if most > 1 else "")
+        return call + (f" ({joint}{call}){{0,{most - 1}}}" if most > 1 else "")
 
     def _call(self, lark: Lark, name: str, schema: object) -> str:
         assert isinstance(schema, dict)

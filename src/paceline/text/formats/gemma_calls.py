@@ -66,13 +66,13 @@ class GemmaCallParser:
             self._events.append(CallArguments(self.calls - 1, fragment))
 
     def _text(self) -> bool:
-        found = first(self._rest, [OPEN, RESPONSE])
-        if found is None:
+        mark = first(self._rest, [OPEN, RESPONSE])
+        if mark is None:
             end = len(self._rest) - held(self._rest, [OPEN, RESPONSE])
             self._say(self._rest[:end])
             self._rest = self._rest[end:]
             return False
-        at, marker = found
+        at, marker = mark
         self._say(self._rest[:at])
         self._rest = self._rest[at + len(marker) :]
         self._state = "head" if marker == OPEN else "text"
@@ -80,18 +80,18 @@ class GemmaCallParser:
 
     def _head(self) -> bool:
         """The name, up to the arguments. What is no call after all is text."""
-        found = first(self._rest, ["{", CLOSE])
-        end = found[0] if found else len(self._rest) - held(self._rest, [CLOSE])
-        if found is None and end <= 256:
+        mark = first(self._rest, ["{", CLOSE])
+        end = mark[0] if mark else len(self._rest) - held(self._rest, [CLOSE])
+        if mark is None and end <= 256:
             return False
         name = self._rest[:end].strip().removeprefix("call:").strip()
-        if found is None or not self._rest[:end].strip().startswith("call:") or not _NAME.fullmatch(name):
+        if mark is None or not self._rest[:end].strip().startswith("call:") or not _NAME.fullmatch(name):
             self._say(OPEN)
             self._state = "text"
             return True
         self.calls += 1
         self._events.append(CallStart(self.calls - 1, name))
-        if found[1] == CLOSE:
+        if mark[1] == CLOSE:
             self._argue("{}")
             self._rest = self._rest[end + len(CLOSE) :]
             self._state = "text"

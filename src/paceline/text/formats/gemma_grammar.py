@@ -142,11 +142,11 @@ class _Writer:
         for _ in range(8):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
-            found: Any = root
+            node: Any = root
             for step in schema["$ref"].removeprefix("#/").split("/"):
-                found = found.get(step) if isinstance(found, dict) else None
+                node = node.get(step) if isinstance(node, dict) else None
             rest = {k: v for k, v in schema.items() if k != "$ref"}
-            schema = found if not set(rest) - set(_NOTES) else {**rest, "allOf": [found]}
+            schema = node if not set(rest) - set(_NOTES) else {**rest, "allOf": [node]}
         return schema
 
     def _of_type(self, kind: Any, schema: dict[str, Any], root: dict[str, Any]) -> str:
@@ -215,13 +215,13 @@ class _Writer:
     def _reference(self, reference: str, root: dict[str, Any]) -> str:
         key = (id(root), reference)
         if key not in self._named:
-            found: Any = root
+            node: Any = root
             for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ["?"]:
-                found = found.get(step) if isinstance(found, dict) else None
-            if found is None:
+                node = node.get(step) if isinstance(node, dict) else None
+            if node is None:
                 raise UsageError(f"$ref {reference[:80]!r} is not within the schema: put it under $defs")
             name = self._named[key] = f"ref_{len(self._named)}"
-            self.rules.append(f"{name}: {self._value(found, root)}")
+            self.rules.append(f"{name}: {self._value(node, root)}")
         return self._named[key]
 
     def _literal(self, value: Any) -> str:
@@ -232,7 +232,7 @@ class _Writer:
             inner = ' "," '.join(map(self._literal, value))
             return f'("[" {inner} "]")'
         if isinstance(value, dict):
-            inner = ' "," '.join(f"{literal(key + ':')} {self._literal(one)}" for key, one in value.items())
+            inner = ' "," '.join(f"{literal(key + ':')} {self._literal(item)}" for key, item in value.items())
             return f'("{{" {inner} "}}")'
         return literal(json.dumps(value))
 

@@ -61,7 +61,7 @@ class HarmonyParser:
         if self._rest.startswith(leads):
             self._state = self._header
             return True
-        if not self._ended and any(one.startswith(self._rest) for one in leads):
+        if not self._ended and any(lead.startswith(self._rest) for lead in leads):
             return False
         self._kind, self._state = "text", self._body
         return True
@@ -95,15 +95,15 @@ class HarmonyParser:
 
     def _body(self) -> bool:
         marks = (END, CALL, RETURN, START, CHANNEL)
-        found = first(self._rest, marks)
-        end = found[0] if found else len(self._rest) - (0 if self._ended else held(self._rest, marks))
+        mark = first(self._rest, marks)
+        end = mark[0] if mark else len(self._rest) - (0 if self._ended else held(self._rest, marks))
         if end:
             text = self._rest[:end]
             self._events.append(Thought(text) if self._kind == "thought" else Text(text))
         self._rest = self._rest[end:]
-        if found is not None:
+        if mark is not None:
             self._state = self._between
-        return found is not None
+        return mark is not None
 
     def _between(self) -> bool:
         """Behind a message: the marks that end it, then the header of the next one."""
@@ -116,7 +116,7 @@ class HarmonyParser:
             self._rest, self._state = rest, self._header
             return True
         if any(
-            one.startswith(rest) for one in (END, CALL, RETURN, START, CHANNEL)
+            marker.startswith(rest) for marker in (END, CALL, RETURN, START, CHANNEL)
         ):  # nothing, or half a mark
             self._rest = "" if self._ended else self._rest
             return False

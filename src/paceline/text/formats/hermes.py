@@ -27,7 +27,7 @@ class JsonCalls:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return tuple(one for one in (self.opening, self.closing, *self.also) if one)
+        return tuple(mark for mark in (self.opening, self.closing, *self.also) if mark)
 
     @property
     def told(self) -> Marks:
@@ -39,11 +39,11 @@ class JsonCalls:
 
     def unit(self, lark: Lark, tools: Tools, most: int) -> str:
         before, after = map(literal, self.around)
-        one = lark.rule(either([self._call(lark, name, schema) for name, schema in tools.items()]), "call")
+        call = lark.rule(either([self._call(lark, name, schema) for name, schema in tools.items()]), "call")
         if self.joint is not None:
-            return f"{before} {one} {after}"
-        more = f' (", " {one}){{0,{most - 1}}}' if most > 1 else ""
-        return f'{before} "[" {one}{more} "]" {after}'
+            return f"{before} {call} {after}"
+        more = f' (", " {call}){{0,{most - 1}}}' if most > 1 else ""
+        return f'{before} "[" {call}{more} "]" {after}'
 
     def _call(self, lark: Lark, name: str, schema: object) -> str:
         head = f'{{"name": {literal(name)}, "{self.argument_key}": '

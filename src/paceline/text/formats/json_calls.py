@@ -25,10 +25,10 @@ class JsonCallParser(CallParser):
 
     def __init__(self, tools: Tools, opening: str, closing: str, also: Sequence[str] = ()) -> None:
         """`opening` and `closing` stand around a call, or a list of them; `also`: further marks that may open one."""
-        openers = [one for one in (opening, *also) if one]
-        super().__init__(tools, openers, [one for one in (closing, ",", "]", ";", "```") if one])
+        openers = [mark for mark in (opening, *also) if mark]
+        super().__init__(tools, openers, [mark for mark in (closing, ",", "]", ";", "```") if mark])
         self._bare, self._closing, self._closed = not opening, closing, False
-        self._closers = [one for one in (closing, *openers) if one]
+        self._closers = [mark for mark in (closing, *openers) if mark]
         self._reset("")
         if self._bare:
             self.state = self._first
@@ -90,16 +90,16 @@ class JsonCallParser(CallParser):
             self._take(lead + 1)
             self._nested -= 1
             return True if self._nested >= 0 else self._ends()
-        found = _KEY.match(rest)
-        if found is None and self.ended and self._started and rest.startswith('"'):
+        match = _KEY.match(rest)
+        if match is None and self.ended and self._started and rest.startswith('"'):
             self.rest = ""  # half a key, cut off
-        if found is None:
+        if match is None:
             unfit = bool(rest) and not rest.startswith('"')
             return self._ends() if self.ended or unfit or len(rest) > HEAD else False
-        self._key, self._buffer, self._streams = found[1], "", None
+        self._key, self._buffer, self._streams = match[1], "", None
         if self._bare and self._key not in _KEYS:
             return self._ends()
-        self._take(lead + found.end())
+        self._take(lead + match.end())
         if self._key == "function" and self.rest.startswith("{"):
             self._take(1)
             self._nested += 1
@@ -158,10 +158,10 @@ class JsonCallParser(CallParser):
 def _decoded(text: str) -> str:
     """A string of JSON; what is none is no text."""
     try:
-        found = json.loads(text)
+        decoded = json.loads(text)
     except (ValueError, RecursionError):
         return ""
-    return found if isinstance(found, str) else ""
+    return decoded if isinstance(decoded, str) else ""
 
 
 def _object(text: str) -> str:

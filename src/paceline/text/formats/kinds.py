@@ -21,33 +21,33 @@ def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         return EVERY
     if isinstance(schema.get("$ref"), str):
         return _kinds(resolved(schema["$ref"], root), root, depth + 1)
-    said = schema.get("type")
-    if isinstance(said, str):
-        return frozenset({said}) & EVERY or EVERY
-    if isinstance(said, list):
-        return frozenset(one for one in said if isinstance(one, str)) & EVERY or EVERY
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset({named}) & EVERY or EVERY
+    if isinstance(named, list):
+        return frozenset(kind for kind in named if isinstance(kind, str)) & EVERY or EVERY
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return frozenset().union(*map(kind_of, values)) or EVERY
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and schema[word]:
-            return frozenset().union(*(_kinds(one, root, depth + 1) for one in schema[word]))
+            return frozenset().union(*(_kinds(kind, root, depth + 1) for kind in schema[word]))
     every = schema.get("allOf")
     if isinstance(every, list) and every:
-        found = EVERY
-        for one in every:
-            found &= _kinds(one, root, depth + 1)
-        return found or EVERY
+        kinds = EVERY
+        for kind in every:
+            kinds &= _kinds(kind, root, depth + 1)
+        return kinds or EVERY
     return EVERY
 
 
 def resolved(reference: str, root: Mapping[str, Any]) -> Any:
     """What a local `$ref` means; None for any other."""
-    found: Any = root
+    node: Any = root
     for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ["?"]:
         name = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 def kind_of(value: Any) -> frozenset[str]:

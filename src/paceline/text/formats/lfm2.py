@@ -38,34 +38,34 @@ class PythonCallParser(JsonCallParser):
         rest = self.rest.lstrip().removeprefix("[").lstrip()
         if rest.startswith(("{", "[")) or (not rest and self.ended):
             return super()._head()
-        found = _CALL.match(rest)
-        if found is None:
+        match = _CALL.match(rest)
+        if match is None:
             waits = not self.ended and len(rest) <= HEAD and _HALF_CALL.fullmatch(rest)
             return False if waits else self.no_call(self._taken)
-        return self._calls(rest, found)
+        return self._calls(rest, match)
 
     def between(self) -> bool:
         rest = self.rest.lstrip(" \n,;")
-        if not self._closed and (found := _CALL.match(rest)):
-            return self._calls(rest, found)
+        if not self._closed and (match := _CALL.match(rest)):
+            return self._calls(rest, match)
         if not (self._closed or self.ended) and len(rest) <= HEAD and _HALF_CALL.fullmatch(rest):
             return False
         self._closed = self._closed or rest.startswith("]")
         return super().between()
 
-    def _calls(self, rest: str, found: re.Match[str]) -> bool:
-        self.call(found[1])
-        self._schema, self._keys = self.tools.get(found[1], {}), 0
-        self.rest, self.state = rest[found.end() :], self._next
+    def _calls(self, rest: str, match: re.Match[str]) -> bool:
+        self.call(match[1])
+        self._schema, self._keys = self.tools.get(match[1], {}), 0
+        self.rest, self.state = rest[match.end() :], self._next
         return True
 
     def _next(self) -> bool:
         """A key, or the end of the call."""
         rest = self.rest.lstrip(" \n,")
-        found = _KEY.match(rest)
-        if found is not None:
-            self.argue(("{" if self._keys == 0 else ", ") + f'"{found[1]}": ')
-            self._name, self._keys, self.rest = found[1], self._keys + 1, rest[found.end() :]
+        match = _KEY.match(rest)
+        if match is not None:
+            self.argue(("{" if self._keys == 0 else ", ") + f'"{match[1]}": ')
+            self._name, self._keys, self.rest = match[1], self._keys + 1, rest[match.end() :]
             self._at, self._quote, self._depth, self.state = 0, "", 0, self._argument
             return True
         if _HALF_KEY.fullmatch(rest) and len(rest) <= HEAD:
@@ -112,10 +112,10 @@ def _json(text: str, kinds: frozenset[str]) -> str:
     inner = text[1:-1]
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(text.replace("\n", "\\n"))
+            value = read(text.replace("\n", "\\n"))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        inner = found if isinstance(found, str) else inner
+        inner = value if isinstance(value, str) else inner
         break
     return f'"{quoted(inner)}"' if "string" in kinds else typed(inner, kinds)
 
@@ -137,25 +137,29 @@ class PythonCalls:
         return PythonCallParser(tools)
 
     def unit(self, lark: Lark, tools: Tools, most: int) -> str:
-        one = lark.rule(either([self._call(lark, name, schema) for name, schema in tools.items()]), "call")
-        return f'"[" {one} (", " {one}){{0,{most - 1}}} "]"' if most > 1 else f'"[" {one} "]"'
+        call = lark.rule(either([self._call(lark, name, schema) for name, schema in tools.items()]), "call")
+        return f'"[" {call} (", " {call}){{0,{most - 1}}} "]"' if most > 1 else f'"[" {call} "]"'
 
     def _call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         properties, required = properties_of(schema)
         first = more = '""'  # what may follow at the beginning, and behind an argument
         for key in reversed(properties):
-            one = lark.rule(f"{literal(key + '=')} {self._value(lark, schema, key, properties[key])}")
+            argument = lark.rule(f"{literal(key + '=')} {self._value(lark, schema, key, properties[key])}")
             behind = more
-            more = lark.rule(f'", " {one} {behind}' if key in required else f'(", " {one})? {behind}')
-            first = lark.rule(f"{one} {behind}" if key in required else f"({one} {behind} | {first})")
+            more = lark.rule(
+                f'", " {argument} {behind}' if key in required else f'(", " {argument})? {behind}'
+            )
+            first = lark.rule(
+                f"{argument} {behind}" if key in required else f"({argument} {behind} | {first})"
+            )
         if (
             not properties
             and (inner := schema.get("additionalProperties", "properties" not in schema)) is not False
         ):
             key = lark.rule("/[A-Za-z_][A-Za-z0-9_]{0,63}/", "KEY")
             text = value(lark, {**schema, "properties": {"": inner}}, "", "", json_only=True)
-            one = lark.rule(f'{key} "=" {text}')
-            first = f'({one} (", " {one})*)?'
+            argument = lark.rule(f'{key} "=" {text}')
+            first = f'({argument} (", " {argument})*)?'
         return lark.rule(f'{literal(name + "(")} {first} ")"')
 
     def _value(self, lark: Lark, schema: Mapping[str, Any], key: str, inner: Any) -> str:

@@ -27,10 +27,10 @@ class Marks:
 
 class NamedCallParser(CallParser):
     def __init__(self, tools: Tools, marks: Marks) -> None:
-        inside = [one for one in (marks.closing, marks.section_end, *marks.fillers) if one]
-        super().__init__(tools, [one for one in (marks.section, marks.opening) if one], inside)
+        inside = [mark for mark in (marks.closing, marks.section_end, *marks.fillers) if mark]
+        super().__init__(tools, [mark for mark in (marks.section, marks.opening) if mark], inside)
         self._marks, self._taken = marks, ""
-        self._closers = [one for one in (marks.closing, marks.section_end, marks.opening) if one]
+        self._closers = [mark for mark in (marks.closing, marks.section_end, marks.opening) if mark]
         self._value = JsonValue()
 
     def begin(self, marker: str) -> None:
@@ -40,7 +40,7 @@ class NamedCallParser(CallParser):
     def _head(self) -> bool:
         """The name, up to the brace that opens the arguments."""
         at = self.rest.find("{")
-        stop = min((found for one in self._closers if (found := self.rest.find(one)) >= 0), default=-1)
+        stop = min((place for closer in self._closers if (place := self.rest.find(closer)) >= 0), default=-1)
         if at < 0 and stop < 0 and len(self.rest) <= HEAD and not self.ended:
             return False
         end = at if at >= 0 and not 0 <= stop < at else max(stop, 0)

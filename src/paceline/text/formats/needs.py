@@ -114,7 +114,9 @@ def _single(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 if i == 0
                 else {"role": "assistant", "content": "", "tool_calls": [call]}
             )
-            answer = next((one for one in results if one.get("tool_call_id") == call.get("id")), None)
+            answer = next(
+                (result for result in results if result.get("tool_call_id") == call.get("id")), None
+            )
             if answer is not None:
                 results.remove(answer)
                 yield answer

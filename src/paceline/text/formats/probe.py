@@ -122,12 +122,12 @@ def named(name: str) -> ChatFormat:
             name="atem", thoughts=atem.THOUGHTS, calls=atem.CALLS, whole=atem.AtemParser, ends=(atem.LAST,),
             tools_shown=True, thinks_unasked=True,
         )  # fmt: skip
-    found = next((sign.calls for sign in SIGNS if sign.calls.name == name), None)
-    if found is None:
+    calls = next((sign.calls for sign in SIGNS if sign.calls.name == name), None)
+    if calls is None:
         raise UsageError(f"chat_format={name!r} is unknown: use auto or one of {', '.join(NAMES)}")
-    thoughts = mistral.THOUGHTS if found in (mistral.NEW, mistral.OLD) else _THOUGHTS["think"]
-    ends = llama.ENDS if found is llama.LLAMA else ()
-    return ChatFormat(name=name, thoughts=thoughts, calls=found, ends=ends, tools_shown=True)
+    thoughts = mistral.THOUGHTS if calls in (mistral.NEW, mistral.OLD) else _THOUGHTS["think"]
+    ends = llama.ENDS if calls is llama.LLAMA else ()
+    return ChatFormat(name=name, thoughts=thoughts, calls=calls, ends=ends, tools_shown=True)
 
 
 def _name(calls: Calls | None, thoughts: Thoughts | None) -> str:
@@ -173,7 +173,7 @@ def _calls(render: Render, source: str) -> tuple[Sign | None, Needs]:
     strange = False
     for null_content, text_arguments in itertools.product((False, True), (False, True)):
         shown = _tried(render, _asked((TOOL,), text_arguments, null_content), (TOOL,))
-        sign = next((one for one in SIGNS if one.written.search(shown)), None) or _derived(shown)
+        sign = next((sign_of for sign_of in SIGNS if sign_of.written.search(shown)), None) or _derived(shown)
         strange = strange or VALUE in shown
         if sign is None or VALUE not in shown or f"'{KEY}'" in shown or f'{{\\"{KEY}' in shown:
             continue
@@ -187,8 +187,11 @@ def _calls(render: Render, source: str) -> tuple[Sign | None, Needs]:
         return None, Needs()
     shown = _tried(render, [_user()], (TOOL,)) if TOOL not in _tried(render, [_user()], ()) else ""
     texts = [shown, source] if TOOL in shown else [source]
-    signs = ((text, one) for text in texts for one in SIGNS if one.source is not None)
-    sign = next((one for text, one in signs if one.source is not None and one.source.search(text)), None)
+    signs = ((text, sign_of) for text in texts for sign_of in SIGNS if sign_of.source is not None)
+    sign = next(
+        (sign_of for text, sign_of in signs if sign_of.source is not None and sign_of.source.search(text)),
+        None,
+    )
     calls = hermes.HERMES if sign is None else sign.calls  # what a model without a notation is held to
     told = calls.told if isinstance(calls, hermes.JsonCalls | lfm2.PythonCalls) else None
     return sign, Needs(calls_as_text=told)
@@ -202,14 +205,14 @@ _OBJECT = re.compile(
 
 def _derived(shown: str) -> Sign | None:
     """JSON objects between marks that are no other notation's."""
-    found = _OBJECT.search(shown)
-    if found is None:
+    match = _OBJECT.search(shown)
+    if match is None:
         return None
-    closing = found["close"] or ""
+    closing = match["close"] or ""
     closing = closing if "/" in closing or "end" in closing else ""
-    joint = None if found["list"] else "\n"
-    around = (found["before"], found["after"] if closing else "")
-    calls = hermes.JsonCalls("json", found["open"], closing, joint, around, found["key"])
+    joint = None if match["list"] else "\n"
+    around = (match["before"], match["after"] if closing else "")
+    calls = hermes.JsonCalls("json", match["open"], closing, joint, around, match["key"])
     return Sign(calls, _OBJECT)
 
 
@@ -241,12 +244,12 @@ def _shows_tools(render: Render) -> bool:
 
 def _thoughts(render: Render, source: str) -> tuple[Thoughts | None, str]:
     """The marks of thoughts, and the field of a message that the template reads earlier thoughts from."""
-    known = [one for one in _THOUGHTS.values() if not one.said or one.said in source]
-    said = {"role": "assistant", "content": SAID}
+    known = [notation for notation in _THOUGHTS.values() if not notation.said or notation.said in source]
+    answer = {"role": "assistant", "content": SAID}
     ways: dict[str, dict[str, Any]] = {
-        "reasoning_content": said | {"reasoning_content": THOUGHT},
-        "thinking": said | {"thinking": THOUGHT},
-        "parts": said
+        "reasoning_content": answer | {"reasoning_content": THOUGHT},
+        "thinking": answer | {"thinking": THOUGHT},
+        "parts": answer
         | {"content": [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": SAID}]},
     }
     for way, message in ways.items():
@@ -254,8 +257,8 @@ def _thoughts(render: Render, source: str) -> tuple[Thoughts | None, str]:
             asked = _asked((TOOL,), False, False)
             talk = [asked[0], asked[1] | {k: v for k, v in message.items() if k != "role"}, *asked[2:]]
             shown = _tried(render, talk if call else [_user(), message], (TOOL,) if call else ())
-            before, found, behind = shown.partition(THOUGHT)
-            for thoughts in known if found and SAID in behind else ():
+            before, thought, behind = shown.partition(THOUGHT)
+            for thoughts in known if thought and SAID in behind else ():
                 opening = thoughts.opening
                 if before.rstrip().removesuffix("thought").rstrip().endswith(opening):
                     return thoughts, way
@@ -266,7 +269,7 @@ def _thoughts(render: Render, source: str) -> tuple[Thoughts | None, str]:
     for thoughts in known:
         if thoughts.opening in source and thoughts.closing in source:
             return thoughts, "reasoning_content"
-    closed = [one for one in known if "/" in one.closing and one.closing in source]
+    closed = [notation for notation in known if "/" in notation.closing and notation.closing in source]
     return (closed[0] if closed else None), "reasoning_content"
 
 

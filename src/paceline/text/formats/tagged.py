@@ -38,7 +38,7 @@ class TaggedCalls:
     @property
     def marks(self) -> tuple[str, ...]:
         every = (self.tags.opening, self.tags.closing, *self.tags.key, *self.tags.value)
-        return tuple(one for one in every if one.startswith("<") and one.endswith(">")) + self.inner
+        return tuple(mark for mark in every if mark.startswith("<") and mark.endswith(">")) + self.inner
 
     def parser(self, tools: Tools) -> EventParser:
         return TaggedCallParser(tools, self.tags)
@@ -50,8 +50,8 @@ class TaggedCalls:
         properties, required = properties_of(schema)
         parts = []
         for key in properties:
-            one = lark.rule(self._argument(lark, schema, key))
-            parts.append(one if key in required else f"({one})?")
+            argument = lark.rule(self._argument(lark, schema, key))
+            parts.append(argument if key in required else f"({argument})?")
         more = schema.get("additionalProperties", "properties" not in schema)
         if not parts and more is not False:
             parts.append(f"{self._any(lark, schema, more)}*")

@@ -41,7 +41,7 @@ class Tags:
 
 class TaggedCallParser(CallParser):
     def __init__(self, tools: Tools, tags: Tags) -> None:
-        openers = [one for one in (tags.opening, tags.lead) if one]
+        openers = [mark for mark in (tags.opening, tags.lead) if mark]
         super().__init__(tools, openers, list(dict.fromkeys([tags.end, tags.closing])))
         self._tags, self._taken, self._name = tags, "", ""
         self._ends = re.compile("|".join(map(re.escape, dict.fromkeys([tags.value[1], tags.end]))))
@@ -65,15 +65,15 @@ class TaggedCallParser(CallParser):
     def _head(self) -> bool:
         """The name. A call that only its lead begins has to be one of the tools."""
         ends = self._tags.name_ends
-        found = first(self.rest, ends)
-        name = self.rest[: len(self.rest) - held(self.rest, ends) if found is None else found[0]].strip()
+        mark = first(self.rest, ends)
+        name = self.rest[: len(self.rest) - held(self.rest, ends) if mark is None else mark[0]].strip()
         if name and not _NAME.fullmatch(name):
             return self.no_call(self._taken)
-        if found is None:
+        if mark is None:
             return self.no_call(self._taken) if self.ended or len(self.rest) > HEAD else False
         if not name or (self._taken == self._tags.lead and not self.calls and name not in self.tools):
             return self.no_call(self._taken)
-        at, end = found
+        at, end = mark
         self.call(name)
         self._name, self.state = name, self._next
         self.rest = self.rest[at + (len(end) if end == ends[0] else 0) :]
@@ -98,7 +98,7 @@ class TaggedCallParser(CallParser):
             self.argue(("{" if self._keys == 0 else ", ") + f'"{quoted(key)}": ')
             self._keys, self._begun, self.state = self._keys + 1, False, self._value
             return True
-        if any(begins(rest, one) for one in (opening, self._tags.end)):
+        if any(begins(rest, mark) for mark in (opening, self._tags.end)):
             return False
         self.argue("}" if self._keys else "{}")
         self.state = self.between
@@ -132,9 +132,9 @@ class TaggedCallParser(CallParser):
     def _more(self, text: str, end: int) -> bool:
         """A piece of a value that goes on; at the end of the text, what is left of it."""
         if self._text:
-            kept = 0 if self.ended or not self._tags.trim else len(text) - len(text.removesuffix("\n"))
-            self.argue(quoted(text[: len(text) - kept]))
-            self.rest = self.rest[end - kept :]
+            open_end = 0 if self.ended or not self._tags.trim else len(text) - len(text.removesuffix("\n"))
+            self.argue(quoted(text[: len(text) - open_end]))
+            self.rest = self.rest[end - open_end :]
         elif self.ended:
             self.argue(text)
             self.rest = ""
@@ -143,16 +143,16 @@ class TaggedCallParser(CallParser):
     def _value_end(self) -> tuple[int, int | None]:
         """(characters that are the value's, where the text goes on behind it; None if the end has not come)."""
         tags = self._tags
-        for found in self._ends.finditer(self.rest):
-            closes = found[0] == tags.value[1]
+        for match in self._ends.finditer(self.rest):
+            closes = match[0] == tags.value[1]
             follows = (tags.key[0], tags.end) if closes else (tags.closing,)
-            behind = self.rest[found.end() :].lstrip()
+            behind = self.rest[match.end() :].lstrip()
             if behind.startswith(follows) or (self.ended and not behind and closes):
-                return found.start(), found.end() if closes else found.start()
-            if not self.ended and any(begins(behind, one) for one in follows):
-                return found.start(), None
-        kept = 0 if self.ended else held(self.rest, [tags.value[1], tags.end])
-        return len(self.rest) - kept, None
+                return match.start(), match.end() if closes else match.start()
+            if not self.ended and any(begins(behind, follower) for follower in follows):
+                return match.start(), None
+        open_end = 0 if self.ended else held(self.rest, [tags.value[1], tags.end])
+        return len(self.rest) - open_end, None
 
 
 def typed(text: str, kinds: frozenset[str]) -> str:

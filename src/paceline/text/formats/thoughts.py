@@ -76,11 +76,11 @@ class ThoughtParser:
         return False
 
     def _closed(self, out: Parted) -> bool:
-        if said := self._rest.lstrip("\n"):
-            self._rest, self._state = said, "behind"
+        if text := self._rest.lstrip("\n"):
+            self._rest, self._state = text, "behind"
         else:
             self._rest = ""
-        return bool(said)
+        return bool(text)
 
     def _behind(self, out: Parted) -> bool:
         out.content += self._rest

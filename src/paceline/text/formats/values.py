@@ -37,11 +37,11 @@ def unheld(word: str) -> UsageError:
 def properties_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The properties of an object's schema that can be written one by one, and the required ones. Raises UsageError."""
     if isinstance(schema.get("$ref"), str):
-        found = resolved(schema["$ref"], schema)
+        target = resolved(schema["$ref"], schema)
         beside = set(schema) - _NOTES - {"$ref", "type"}
-        if not isinstance(found, Mapping) or beside or isinstance(found.get("$ref"), str):
+        if not isinstance(target, Mapping) or beside or isinstance(target.get("$ref"), str):
             raise unheld("$ref")
-        schema = found
+        schema = target
     for word in (*UNHELD, "allOf", "anyOf", "oneOf", "const", "enum"):
         if word in schema:
             raise unheld(word)
@@ -69,7 +69,7 @@ def value(lark: Lark, schema: Mapping[str, Any], key: str, end: str, json_only: 
     kinds = kinds_of(schema, key) if not json_only else frozenset[str]()
     if kinds == {"string"} or (kinds == {"string", "null"} and not _plain(inner)):
         null = [f"{literal('null')} {lark.spelled(end)}"] if "null" in kinds else []
-        return either([*null, *(_text(lark, one, end) for one in _strings(inner, schema, 0))])
+        return either([*null, *(_text(lark, string, end) for string in _strings(inner, schema, 0))])
     if "string" in kinds and _plain(inner):
         return _free(lark, ["(?s:.*)"], end)
     return f"{lark.json(_alone(inner, schema))} {lark.spelled(end)}"
@@ -78,9 +78,9 @@ def value(lark: Lark, schema: Mapping[str, Any], key: str, end: str, json_only: 
 def _alone(inner: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of one argument with the definitions that it may refer to. Raises UsageError for other references."""
     made = {**_definitions(root), **inner}
-    if found := _ELSEWHERE.search(json.dumps(made)):
+    if match := _ELSEWHERE.search(json.dumps(made)):
         raise UsageError(
-            f"$ref '{found[1][:80]}' cannot be held in this model's notation: put it under $defs"
+            f"$ref '{match[1][:80]}' cannot be held in this model's notation: put it under $defs"
         )
     return made
 
@@ -89,16 +89,18 @@ def _plain(schema: Any) -> bool:
     """Whether a schema says no more than types: any text is one of its values then, or reads as one."""
     if not isinstance(schema, Mapping):
         return schema is not False
-    for word, said in schema.items():
+    for word, value in schema.items():
         if word in ("anyOf", "oneOf"):
-            if not (isinstance(said, list) and all(map(_plain, said))):
+            if not (isinstance(value, list) and all(map(_plain, value))):
                 return False
-        elif word == "$ref" or (word in ("items", "additionalProperties") and isinstance(said, Mapping)):
-            target = said if word == "$ref" else said.get("$ref")
+        elif word == "$ref" or (word in ("items", "additionalProperties") and isinstance(value, Mapping)):
+            target = value if word == "$ref" else value.get("$ref")
             if target != "#/$defs/paceline-any":
                 return False
         elif (
-            word not in _NOTES and word != "type" and not (isinstance(said, int | float) and said in _BOUNDS)
+            word not in _NOTES
+            and word != "type"
+            and not (isinstance(value, int | float) and value in _BOUNDS)
         ):
             return False
     return True
@@ -124,8 +126,8 @@ def _strings(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[list[
         parts.append([resolved(schema["$ref"], root)])
     parts += [list(schema[word]) for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list)]
     for options in parts:
-        found = [way for option in options for way in _strings(option, root, depth + 1)]
-        ways = [[*one, *other] for one in ways for other in found]
+        inner_ways = [way for option in options for way in _strings(option, root, depth + 1)]
+        ways = [[*outer, *other] for outer in ways for other in inner_ways]
     yield from ways
 
 
@@ -144,8 +146,8 @@ def _text(lark: Lark, parts: Sequence[Mapping[str, Any]], end: str) -> str:
         raise UsageError("enum: none of the values fits what the schema says beside it")
     if not patterns:
         return f"({' | '.join(map(literal, texts))}) {lark.spelled(end)}"
-    one = lark.rule(" & ".join([f"({' | '.join(map(literal, texts))})", *slashed(patterns)]), "TEXT")
-    return f"{one} {lark.spelled(end)}"
+    rule = lark.rule(" & ".join([f"({' | '.join(map(literal, texts))})", *slashed(patterns)]), "TEXT")
+    return f"{rule} {lark.spelled(end)}"
 
 
 def _listed(schema: Mapping[str, Any]) -> list[str]:

@@ -258,10 +258,10 @@ def _per_layer(fields: Fields, kinds: list[str]) -> tuple[list[int], list[int]]:
         layer = Fields((overrides or {}).get(i, {}), f"{fields.where}.per_layer_config[{i}]")
         dims.append(layer.size("head_dim", wide if kind == FULL else head_dim))
         heads.append(layer.size("num_key_value_heads", few if kind == FULL else kv_heads))
-        said = raw.get("global_head_dim")
-        if kind == FULL and said is not None and said != dims[-1]:
+        size = raw.get("global_head_dim")
+        if kind == FULL and size is not None and size != dims[-1]:
             raise ConfigError(
-                f"{fields.where}: global_head_dim={shown(said)} but per_layer_config gives layer {i} a head_dim of "
+                f"{fields.where}: global_head_dim={shown(size)} but per_layer_config gives layer {i} a head_dim of "
                 f"{dims[-1]}: remove the wrong one"
             )
     return dims, heads
@@ -331,9 +331,9 @@ def _check_legacy_rope(fields: Fields, used: Mapping[str, Mapping[str, Any]] | N
     if used is None:
         return
     for name, layers in (("rope_theta", FULL), ("rope_local_base_freq", SLIDING)):
-        said = fields.raw.get(name)
-        if said is not None and said != used[layers]["rope_theta"]:
+        value = fields.raw.get(name)
+        if value is not None and value != used[layers]["rope_theta"]:
             raise ConfigError(
-                f"{fields.where}: {name}={shown(said)} is written in the old way: write it as rope_theta of "
+                f"{fields.where}: {name}={shown(value)} is written in the old way: write it as rope_theta of "
                 f"rope_parameters.{layers}"
             )

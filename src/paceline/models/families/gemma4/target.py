@@ -110,13 +110,13 @@ class GemmaTarget(GraphTarget):
     def _layers(self, ops: Ops, x: Value) -> tuple[Value, ...]:
         ple = self._ple_inputs(ops, ops.tokens(), x)
         width = self.config.ple_size
-        kept = [x] if 0 in self.tapped else []
+        taps = [x] if 0 in self.tapped else []
         for i, layer in enumerate(self.layers):
             part = None if ple is None else ops.columns(ple, i * width, (i + 1) * width)
             x = decoder_layer(ops, x, layer, self.config.eps, part)
             if i + 1 in self.tapped:
-                kept.append(x)
-        return (ops.rms_norm(x, self.norm, self.config.eps), *kept)
+                taps.append(x)
+        return (ops.rms_norm(x, self.norm, self.config.eps), *taps)
 
     def _ple_inputs(self, ops: Ops, tokens: Value, x: Value) -> Value | None:
         """[N, L * P]: the token's own row and a projection of its embedding, scaled to keep the variance."""

@@ -103,12 +103,12 @@ def kth_group(group_max, k, factor, groups, PADDED: tl.constexpr):
     at = tl.arange(0, PADDED)
     inside = at < groups
     key = ordered(tl.load(group_max + at, mask=inside, other=float("-inf")) * factor)
-    found = tl.full((), 0, tl.uint32)
+    kth = tl.full((), 0, tl.uint32)
     for i in range(32):
         bit = tl.full((), 1, tl.uint32) << (31 - i)
-        enough = tl.sum(((key >= (found | bit)) & inside).to(tl.int32), 0) >= k
-        found = tl.where(enough, found | bit, found)
-    bits = tl.where(found >= 0x80000000, found & 0x7FFFFFFF, found ^ 0xFFFFFFFF)
+        enough = tl.sum(((key >= (kth | bit)) & inside).to(tl.int32), 0) >= k
+        kth = tl.where(enough, kth | bit, kth)
+    bits = tl.where(kth >= 0x80000000, kth & 0x7FFFFFFF, kth ^ 0xFFFFFFFF)
     return tl.where(k <= groups, bits.to(tl.float32, bitcast=True), float("-inf"))
 
 
@@ -142,9 +142,9 @@ def scan(
             near = (y >= bound) & inside
             count = near.to(tl.int32)
             place = tl.atomic_add(near_count + row, tl.sum(count, 0)) + tl.cumsum(count, 0) - 1
-            kept = near & (place < near_room)
-            tl.store(near_y + row * near_room + place, y, mask=kept)
-            tl.store(near_token + row * near_room + place, token, mask=kept)
+            near_by = near & (place < near_room)
+            tl.store(near_y + row * near_room + place, y, mask=near_by)
+            tl.store(near_token + row * near_room + place, token, mask=near_by)
         elif noisy:
             score = tl.where(inside, scores(y, token, rule, purpose), float("-inf"))
             best = tl.max(score, 0)
@@ -189,10 +189,10 @@ def cut(
     """The largest key such that the columns from it on, and from `least_key` on, count or weigh at least `wanted`."""
     WAYS: tl.constexpr = 1 << BITS
     way = tl.arange(0, WAYS)
-    found = tl.full((), 0, tl.uint32)
+    digits = tl.full((), 0, tl.uint32)
     for i in range(32 // BITS):
         shift = 32 - BITS * (i + 1)
-        tried = found + (way.to(tl.uint32) << shift)
+        tried = digits + (way.to(tl.uint32) << shift)
         held = tl.full((WAYS,), 0, tl.int64)
         begin = 0
         while begin < count:
@@ -206,8 +206,8 @@ def cut(
             held += tl.sum(tl.where(key[None, :] >= tried[:, None], weight[None, :], 0), 1)
             begin += TILE
         digit = tl.sum(((held.to(tl.float64) >= wanted) & (way > 0)).to(tl.int32), 0)
-        found += digit.to(tl.uint32) << shift
-    return found
+        digits += digit.to(tl.uint32) << shift
+    return digits
 
 
 @triton.jit
@@ -246,12 +246,12 @@ def drawn(
                 names = tl.load(ids + at, mask=at < count, other=0).to(tl.int32)
         else:
             names = tl.load(near_token + at, mask=at < count, other=0)
-        kept = (at < count) & (ordered(y) >= key) & (y >= floor)
-        mass += tl.sum(tl.where(kept, (tl.exp(y - most) * SCALE).to(tl.int64), 0), 0)
-        found = tl.where(kept, scores(y, names, rule, purpose), float("-inf"))
-        best = tl.max(found, 0)
-        first = tl.min(tl.where(kept & (found == best), names, NO_TOKEN), 0)
-        value = tl.max(tl.where(kept & (names == first), y, float("-inf")), 0)
+        candidates = (at < count) & (ordered(y) >= key) & (y >= floor)
+        mass += tl.sum(tl.where(candidates, (tl.exp(y - most) * SCALE).to(tl.int64), 0), 0)
+        noisy = tl.where(candidates, scores(y, names, rule, purpose), float("-inf"))
+        best = tl.max(noisy, 0)
+        first = tl.min(tl.where(candidates & (noisy == best), names, NO_TOKEN), 0)
+        value = tl.max(tl.where(candidates & (names == first), y, float("-inf")), 0)
         better = (best > score) | ((best == score) & (first < token))
         score, token = tl.where(better, best, score), tl.where(better, first, token)
         own = tl.where(better, value, own)

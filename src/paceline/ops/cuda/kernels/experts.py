@@ -81,17 +81,17 @@ def list_kernel(
 ):
     """For each expert: the pairs (row * TOP + rank) that it is chosen in, in order, and how many."""
     e = tl.program_id(0)
-    found = 0
+    count = 0
     for start in range(0, pairs, B):
         p = start + tl.arange(0, B)
         chosen = tl.load(
             route + (p // TOP).to(tl.int64) * route_stride + TOP + p % TOP, mask=p < pairs, other=-1.0
         )
         mine = (chosen.to(tl.int32) == e) & (p < pairs)
-        place = found + tl.cumsum(mine.to(tl.int32), 0) - 1
+        place = count + tl.cumsum(mine.to(tl.int32), 0) - 1
         tl.store(listed + e.to(tl.int64) * capacity + place, p, mask=mine)
-        found += tl.sum(mine.to(tl.int32))
-    tl.store(counts + e, found)
+        count += tl.sum(mine.to(tl.int32))
+    tl.store(counts + e, count)
 
 
 @triton.jit
