@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from questions import QUESTIONS
+from pair_questions import QUESTIONS
 
 from paceline import LLM, SamplingParams
 from paceline.control.fixed import FixedPolicy

@@ -12,8 +12,8 @@ from media_models import build_seeing, file_of, picture
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # clients.md asks a server, which tests/clients does; processes.md shows what the machine does wrong, 1,500 times;
-# training.md is the test of tests/train/test_distil.py
-ELSEWHERE = ("clients.md", "processes.md", "training.md")
+# training.md is the test of tests/train/test_distil.py; adapters.md is that of tests/lossless/test_adapters.py
+ELSEWHERE = ("adapters.md", "clients.md", "processes.md", "training.md")
 SMALL = (
     ("max_tokens=200", "max_tokens=4"),
     ("max_tokens=64", "max_tokens=4"),

@@ -290,7 +290,7 @@ def test_refused_in_one_line(change, line, tmp_path, monkeypatch, capsys):
     err = capsys.readouterr().err
     assert line in err
     assert err.count("\n") == 1
-    assert len(err) < 600
+    assert len(err) < 800
 
 
 ACCEPTED: list[tuple[str, Change, str]] = [

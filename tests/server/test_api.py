@@ -149,7 +149,7 @@ def test_parameters_reach_the_engine(s: Served) -> None:
         "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_sequence_breakers": ("x", "yz"), "penalty_last_n": 32,
         "bad_token_ids": (3,), "allowed_token_ids": (5, 7), "stop": ("a", "b"), "stop_token_ids": (7,),
         "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2, "bad_words": ("x y",), "banned_strings": ("zz",),
-        "include_stop_str_in_output": True, "pooling": None,
+        "include_stop_str_in_output": True, "pooling": None, "lora": (),
         "ignore_eos": True, "seed": 9, "n": 2, "logprobs": 2, "draft_tokens": 3, "drafter": "mtp",
         "verify": "reject", "typical_epsilon": 0.5, "typical_delta": 0.3, "constraint": None,
         "reference": tuple(s.engine.tokenizer.encode("guess", add_bos=False)),

@@ -212,7 +212,10 @@ def read_gguf_adapter(path: Path, target: Path) -> Adapter:
     architecture = str(model.get("general.architecture"))
     what = (model.get("general.type"), model.get("adapter.type"))
     if what != ("adapter", "lora"):
-        raise ConfigError(f"{path} is no LoRA adapter (general.type, adapter.type: {shown(what)}): give one")
+        raise ConfigError(
+            f"{path} is no LoRA adapter (general.type, adapter.type: {shown(what)}): give "
+            "the folder of a LoRA adapter, or the GGUF file of one"
+        )
     if "adapter.alora.invocation_tokens" in model:
         raise ConfigError(
             f"{path} begins in the middle of a text (aLoRA), which is not supported: give a LoRA adapter"
