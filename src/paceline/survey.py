@@ -34,11 +34,11 @@ def same_vocabulary(draft: Path, target: Path) -> bool:
     mine, theirs = (path / "tokenizer.json" for path in (draft, target))
     if mine.is_file() and theirs.is_file() and filecmp.cmp(mine, theirs, shallow=False):
         return True
-    one, other = Tokenizer.entries(draft), Tokenizer.entries(target)
-    if one is None or other is None:
+    entries, other = Tokenizer.entries(draft), Tokenizer.entries(target)
+    if entries is None or other is None:
         return True
-    equal = sum(other.get(token) == i for token, i in one.items())
-    return equal >= SAME_VOCABULARY * min(len(one), len(other))
+    equal = sum(other.get(token) == i for token, i in entries.items())
+    return equal >= SAME_VOCABULARY * min(len(entries), len(other))
 
 
 def check_spelling(draft: Path, target: Path) -> None:

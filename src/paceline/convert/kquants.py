@@ -37,9 +37,9 @@ def quantize(kind: str, rows: Tensor) -> Tensor:
     return torch.cat(parts).view(len(rows), -1)
 
 
-def _divided(one: Tensor, other: Tensor) -> Tensor:
-    """one / other, 0 where other is 0"""
-    return torch.where(other == 0, 0.0, one / torch.where(other == 0, 1.0, other))
+def _divided(numerator: Tensor, other: Tensor) -> Tensor:
+    """numerator / other, 0 where other is 0"""
+    return torch.where(other == 0, 0.0, numerator / torch.where(other == 0, 1.0, other))
 
 
 def _symmetric(x: Tensor, most: int) -> Tensor:

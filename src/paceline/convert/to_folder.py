@@ -198,12 +198,12 @@ def write_text(folder: Path, tokenizer: Tokenizer) -> None:
 def _begin_with(token: str, token_id: int | None) -> dict[str, Any]:
     """The post-processor that puts BOS before a text."""
     bos = {"SpecialToken": {"id": token, "type_id": 0}}
-    one, other = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+    first, other = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
     known = {token: {"id": token, "ids": [token_id], "tokens": [token]}}
     return {
         "type": "TemplateProcessing",
-        "single": [bos, one],
-        "pair": [bos, one, other],
+        "single": [bos, first],
+        "pair": [bos, first, other],
         "special_tokens": known,
     }
 

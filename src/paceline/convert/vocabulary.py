@@ -61,9 +61,9 @@ def vocabulary(tokenizer: Tokenizer, size: int, gemma: bool, folder: Path) -> di
     return fields | _special(tokenizer, model)
 
 
-def differing(one: Tokenizer, other: Tokenizer) -> int:
+def differing(first: Tokenizer, other: Tokenizer) -> int:
     """How many of SAMPLES the two cut into other tokens."""
-    return sum(one.encode(text) != other.encode(text) for text in SAMPLES)
+    return sum(first.encode(text) != other.encode(text) for text in SAMPLES)
 
 
 def _kind(raw: dict[str, Any], gemma: bool, folder: Path) -> dict[str, Any]:

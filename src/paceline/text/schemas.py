@@ -318,20 +318,20 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
     return kinds | {"number"} if "integer" in kinds else kinds
 
 
-def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _apart(first: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether nothing can fit both."""
-    if not _types(one) & _types(other):
+    if not _types(first) & _types(other):
         return True
-    a, b = _values(one), _values(other)
+    a, b = _values(first), _values(other)
     if a is not None and b is not None:
         return not a & b
-    if not (_is_object(one) and _is_object(other)):
+    if not (_is_object(first) and _is_object(other)):
         return False
-    for here, there in ((one, other), (other, one)):
+    for here, there in ((first, other), (other, first)):
         if there.get("additionalProperties") is False and set(_required(here)) - set(_properties(there)):
             return True
-    for name in set(_required(one)) & set(_required(other)):
-        a, b = _values(_properties(one).get(name)), _values(_properties(other).get(name))
+    for name in set(_required(first)) & set(_required(other)):
+        a, b = _values(_properties(first).get(name)), _values(_properties(other).get(name))
         if a is not None and b is not None and not a & b:
             return True
     return False
