@@ -51,6 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no Markov head": {"rank": 0, "draft_vocab": 40},
     "pairs side by side": {"style": "liquid", "markov": "gated"},
     "windows": {"layer": WINDOWS},
+    "causal windows": {"layer": WINDOWS, "sliding_window_non_causal": False, "anchored": True, "draft_vocab": 40},
     "final norm": {"style": "deepseek", "taps": (1, 4)},
     "the embedding": {"style": "deepseek", "taps": (0, 2)},
 }  # fmt: skip

@@ -45,13 +45,19 @@ from paceline.ops.base import Graph, Ops, Value, Weight
 KIND = "dflash"
 TAPS, INNER, CAUSAL = "aux_hidden_state_layer_ids", "dflash_config", "sliding_window_non_causal"
 THEIR_TAPS = "target_layer_ids"  # of the originals
+PROJECTOR = "projector_type"
+# how it was trained, and sizes of Domino's head, which `speculators` writes for all; PROJECTOR says whether there is one
+TRAINED = {
+    "max_anchors", "num_anchors", "auf", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "lambda_base_start",
+    "lambda_base_decay_ratio",
+}  # fmt: skip
 OWN = {
     "block_size", "draft_vocab_size", "target_hidden_size", "mask_token_id", "num_target_layers", "sample_from_anchor",
-    TAPS, INNER, CAUSAL, THEIR_TAPS,
+    TAPS, INNER, CAUSAL, THEIR_TAPS, PROJECTOR, *TRAINED,
 }  # fmt: skip
 # of its inner keys; the last two are how other engines run it
 KNOWN = (
-    "mask_token_id", THEIR_TAPS, "num_target_layers", "block_size", "runtime_block_size", "draft_window_size",
+    "mask_token_id", THEIR_TAPS, "num_target_layers", "block_size", PROJECTOR, "runtime_block_size", "draft_window_size",
 )  # fmt: skip
 
 
@@ -62,9 +68,6 @@ class Kin:
     kind: str
     own: Collection[str] = ()  # keys
     inner: Collection[str] = ()  # keys inside of `dflash_config`
-    non_causal: bool = (
-        True  # rows of a window see those behind them where `sliding_window_non_causal` is missing
-    )
 
 
 PLAIN = Kin(KIND)
@@ -108,6 +111,8 @@ def parse_block(raw: Mapping[str, Any], kin: Kin, layers: DecoderConfig | None =
     layers = layers or parse_layers(raw, kind, OWN.union(kin.own), slides=True)
     for name in ("sample_from_anchor", CAUSAL):
         fields.refuse(name, (None, True, False), "it is either true or false")
+    for said in (fields, Fields(inner, f"{kind}: {INNER}")):
+        said.refuse(PROJECTOR, (None, KIND, kind), "its head is not read; use the drafter ngram")
     original = raw.get(TAPS) is None
     name = (
         TAPS if not original else THEIR_TAPS if raw.get(THEIR_TAPS) is not None else f"{INNER}.{THEIR_TAPS}"
@@ -139,7 +144,7 @@ def parse_block(raw: Mapping[str, Any], kin: Kin, layers: DecoderConfig | None =
         0 if raw.get("sample_from_anchor") else 1,
         original,
         windows_of(raw),
-        raw.get(CAUSAL) is False or (raw.get(CAUSAL) is None and not kin.non_causal),
+        raw.get(CAUSAL) is False,
     )
 
 

@@ -46,7 +46,14 @@ from paceline.models.spec import FULL
 from paceline.models.target import GraphTarget
 from paceline.ops.base import ChainStart, Drawn, Graph, Ops, Rule, Stop, Value, Weight
 
-KIND, GEMMA = "dspark", "Gemma4DSparkModel"
+KIND, QWEN, GEMMA = "dspark", "Qwen3DSparkModel", "Gemma4DSparkModel"
+# of a target with linear attention, whose config DeepSpec copies: its drafter has Qwen 3's layers all the same
+COPIED = {
+    "partial_rotary_factor", "mrope_interleaved", "mrope_section", "attn_output_gate", "output_gate_type",
+    "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_conv_kernel_dim", "mamba_ssm_dtype", "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
+}  # fmt: skip
 GEMMA_KEYS = {  # of a config of Gemma 4
     "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "hidden_activation", "final_logit_softcapping",
     "num_kv_shared_layers", "hidden_size_per_layer_input", "vocab_size_per_layer_input", "use_double_wide_mlp",
@@ -58,8 +65,8 @@ HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidenc
 STYLES = ("rope_is_neox_style", "is_neox_style")
 KIN = Kin(
     KIND,
-    own={*HEADS, *STYLES, "num_anchors", "confidence_head_alpha", "runtime_block_size", "draft_window_size"},
-    inner={*HEADS, "attention_mode", "projector_type", "confidence_head_alpha"},
+    own={*HEADS, *STYLES, "confidence_head_alpha", "runtime_block_size", "draft_window_size"},
+    inner={*HEADS, "attention_mode", "confidence_head_alpha"},
 )
 W1, W2, CONFIDENCE = "markov_head.markov_w1", "markov_head.markov_w2", "confidence_head.proj"
 
@@ -76,13 +83,14 @@ class DSparkConfig:
 
 def parse_dspark(raw: Mapping[str, Any]) -> DSparkConfig:
     """The drafter that a config.json describes. Raises ConfigError."""
-    gemma = _gemma_layers(raw) if GEMMA in (raw.get("architectures") or ()) else None
+    names = raw.get("architectures") or ()
+    raw = _without_copies(raw) if QWEN in names and raw.get(TAPS) is None else raw
+    gemma = _gemma_layers(raw) if GEMMA in names else None
     block = parse_block(raw, KIN, None if gemma is None else _as_decoder(gemma))
     inner = inner_of(raw, KIN)
     both = {**inner, **{key: value for key, value in raw.items() if value is not None}}
     fields = Fields(both, KIND)
     fields.refuse("attention_mode", (None, "gqa"), "only grouped attention is known")
-    fields.refuse("projector_type", (None, KIND), "this is a DSpark drafter")
     fields.refuse("markov_head_type", (None, *TYPES), f"a Markov head is one of {', '.join(TYPES)}")
     for name in (*HEADS[2:], *STYLES):
         fields.refuse(name, (None, True, False), "it is either true or false")
@@ -106,6 +114,14 @@ def parse_dspark(raw: Mapping[str, Any]) -> DSparkConfig:
         reads_token,
         gemma,
     )
+
+
+def _without_copies(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of the drafter, and not of the target that it was copied from."""
+    left = {key: value for key, value in raw.items() if key not in COPIED}
+    if isinstance(rope := raw.get("rope_parameters"), Mapping):
+        left["rope_parameters"] = {key: value for key, value in rope.items() if key not in COPIED}
+    return left if left.keys() == raw.keys() else left | {"model_type": "qwen3"}
 
 
 def _gemma_layers(raw: Mapping[str, Any]) -> GemmaConfig:
