@@ -165,6 +165,18 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_hidden_layers": 6, "layer_types": [LINEAR, "mlp", LINEAR, FULL, "mlp", LINEAR], "mamba_num_heads": 8,
         "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "head_dim": 16, "pad_token_id": 0,
     }),
+    "nemotron-h-moe": ("NemotronH", {
+        "num_hidden_layers": 5, "layer_types": [LINEAR, "moe", FULL, "moe", LINEAR], "mamba_num_heads": 8,
+        "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "head_dim": 16, "pad_token_id": 0,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+        "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.7,
+    }),
+    "nemotron-h-latent": ("NemotronH", {
+        "num_hidden_layers": 6, "layer_types": ["moe", LINEAR, "mlp", FULL, LINEAR, "moe"], "mamba_num_heads": 8,
+        "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "head_dim": 16, "pad_token_id": 0,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_latent_size": 32,
+        "moe_shared_expert_intermediate_size": 40, "mlp_bias": True, "norm_topk_prob": False,
+    }),
     "granite4-h-moe": ("GraniteMoeHybrid", {
         "layer_types": [LINEAR, LINEAR, FULL, LINEAR], "num_local_experts": 6, "mamba_n_heads": 6, "mamba_d_state": 16,
         "mamba_conv_bias": False, "shared_intermediate_size": 40, "intermediate_size": 24, "pad_token_id": 0,

@@ -232,3 +232,13 @@ def test_a_number_of_modules_is_counted_not_believed(llama: Path, tmp_path: Path
         save_file(tensors | odd, folder / "model.safetensors")
         kind, _, why = choose_drafter(EngineConfig(target=str(folder)), folder)
         assert kind == ("ngram" if len(number) < 10 else "mtp+ngram"), why
+
+
+def test_modules_of_nemotron_are_refused_and_do_not_stop_the_target(tmp_path: Path) -> None:
+    """Its modules are made of its own layers, which no published reader but llama.cpp's folds into one."""
+    build_decoder("nemotron-h-moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"mtp.layers.0.enorm.weight": torch.ones(48)}, tmp_path / "model.safetensors")
+    target = load_target(tmp_path)
+    with pytest.raises(PairError, match="not read of a nemotron_h: use the drafter ngram"):
+        load_network(tmp_path, target)

@@ -169,12 +169,19 @@ def test_experts_of_few_rows_and_of_many(kind, width, inner, activation):
         "ernie4_5-moe",
         "gemma2",
         "cohere2",
+        "nemotron-h-moe",
     ],
 )
 def test_other_families_give_what_plain_torch_gives(name, tmp_path):
-    first = {"lfm2-moe": "conv", "cohere2": "sliding_attention"}.get(name)
-    changes = {} if first is None else {"layer_types": [first, "full_attention"]}
-    build_decoder(name, tmp_path, num_hidden_layers=2, **changes)
+    kinds = {
+        "lfm2-moe": ["conv", "full_attention"],
+        "cohere2": ["sliding_attention", "full_attention"],
+        "nemotron-h-moe": ["moe", "linear_attention", "full_attention"],
+    }.get(name)
+    changes = (
+        {"num_hidden_layers": 2} if kinds is None else {"num_hidden_layers": len(kinds), "layer_types": kinds}
+    )
+    build_decoder(name, tmp_path, **changes)
     runner, notes = cuda_runner()
     target = load_target(tmp_path, runner=runner)
     text = [token % VOCAB for token in TEXT[:3]]

@@ -13,6 +13,7 @@ from paceline.checkpoints.safetensors_file import Entry
 # stack [E, ...] -> the matrices of one expert that are laid upon each other in it
 STACKS: Mapping[str, tuple[str, ...]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
+    "up_proj": ("up_proj",),  # of experts without gates
     "down_proj": ("down_proj",),
 }
 MLX = ("experts.switch_glu", "switch_mlp")  # what MLX writes for `experts`: Gemma 4, Qwen3-MoE

@@ -16,6 +16,7 @@ class MoeConfig:
     experts: int
     top_k: int
     intermediate_size: int
+    width: int | None = None  # of the rows that experts read and give; None: those of the model
 
 
 class ModelConfig(Protocol):

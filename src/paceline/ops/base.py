@@ -126,13 +126,16 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """A mixture of experts: router [E, H], gate_up [E][2*I, H], down [E][H, I], and how the router works."""
+    """A mixture of experts: router [E, H], gate_up [E][2*I, H], down [E][H, I], and how the router works.
+
+    With the activation "squared" there are no gates: gate_up is [E][I, H], and what is above 0 of it is squared.
+    """
 
     router: Weight
     gate_up: tuple[Weight, ...]
     down: tuple[Weight, ...]
     top_k: int
-    activation: Activation | Literal["clamped"]
+    activation: Activation | Literal["clamped", "squared"]
     renormalize: bool = True  # the chosen experts' shares add up to 1
     eps: float | None = None  # of an rms norm of the router's input; None: it is read as it is
     router_scale: torch.Tensor | None = None  # [H], what the router's input is multiplied with

@@ -200,19 +200,30 @@ class RecordingOps:
             self.nodes.append(Node(Code.COPY, [part], [Symbol(part.width, whole, column)]))
         return whole
 
+    def _repeated(self, x: Value, times: int) -> Value:
+        """Its columns so many times, side by side."""
+        whole = Symbol(times * x.width)
+        for i in range(times):
+            self.nodes.append(Node(Code.COPY, [x], [Symbol(x.width, whole, i * x.width)]))
+        return whole
+
     def moe(self, router_input: Value, expert_input: Value, experts: Experts) -> Value:
         top_k, hidden = experts.top_k, expert_input.width
         inner = experts.down[0].in_features
         (route,) = self._note(
             Code.ROUTE, [router_input], [2 * top_k], weights=[experts.router], record=records.Route(experts)
         )
+        gate, columns = experts.activation, 0
+        if gate == "squared":  # a matrix without gates has its input once for each choice
+            expert_input, columns = self._repeated(expert_input, top_k), hidden
         up = self._note(
             Code.EXPERTS,
             [route, expert_input],
             [top_k * inner],
             weights=list(experts.gate_up),
-            record=records.ExpertMatrix(top_k, 0, experts.activation, experts.gate_up_bias),
+            record=records.ExpertMatrix(top_k, columns, None if columns else gate, experts.gate_up_bias),
         )[0]
+        up = self.gated(up, up, "relu") if columns else up
         down = self._note(
             Code.EXPERTS,
             [route, up],

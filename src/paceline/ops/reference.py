@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -368,14 +369,19 @@ class ReferenceOps:
             row, rank = torch.where(chosen == e)
             biases = experts.gate_up_bias, experts.down_bias
             first, last = (None if bias is None else bias[e].to(out.dtype) for bias in biases)
-            gate, up = self.linear(expert_input[row], experts.gate_up[e], first).chunk(2, dim=-1)
-            down = dequantize(experts.down[e], None, out.dtype)
-            kind = experts.activation
-            value = F.linear(
-                clamped(gate, up) if kind == "clamped" else self.gated(gate, up, kind), down, last
+            read = self._activated(
+                self.linear(expert_input[row], experts.gate_up[e], first), experts.activation
             )
+            value = F.linear(read, dequantize(experts.down[e], None, out.dtype), last)
             out.index_add_(0, row, (value * share[row, rank, None]).to(out.dtype))
         return self._reduce(out) if experts.down[0].partial else out
+
+    def _activated(self, x: Tensor, activation: str) -> Tensor:
+        """Of an expert's gates and values, or of its values alone, what its way down reads."""
+        if activation == "squared":
+            return self.gated(x, x, "relu")
+        gate, up = x.chunk(2, dim=-1)
+        return clamped(gate, up) if activation == "clamped" else self.gated(gate, up, cast(Gate, activation))
 
     def per_head(self, x: Tensor, weights: Seq[Weight], beside: Tensor | None = None) -> Tensor:
         count, rows = len(weights), len(x)

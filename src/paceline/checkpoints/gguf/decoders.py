@@ -227,8 +227,13 @@ def _granitehybrid(keys: Keys) -> Config:
 
 
 def _nemotron_h(keys: Keys) -> Config:
-    """Layers are attention where they have K/V heads, MLPs where they have an inner width, else Mamba."""
+    """Layers are attention where they have K/V heads, MLPs or experts where they have an inner width, else Mamba."""
     config = decoder(keys, "nemotron_h", "NemotronHForCausalLM", sparse=True)
+    if keys.size("nextn_predict_layers", 0):
+        raise ConfigError(
+            f"{keys.model.path} has a block for multi-token prediction behind its layers, which is not read of a "
+            "nemotron_h_moe: get a file of it that was converted without that block"
+        )
     count = config["num_hidden_layers"]
     kv_heads, widths = (
         keys.per_layer(name, count) for name in ("attention.head_count_kv", "feed_forward_length")
@@ -238,7 +243,9 @@ def _nemotron_h(keys: Keys) -> Config:
         "num_key_value_heads": max(kv_heads, default=0),
         "intermediate_size": max(widths, default=0),
         "layers_block_type": [
-            "attention" if own else "mlp" if width else "mamba" for own, width in zip(kv_heads, widths, strict=True)
+            "attention" if own else "mamba" if not width else
+            "moe" if keys.has(f"blk.{i}.ffn_gate_inp.weight") else "mlp"
+            for i, (own, width) in enumerate(zip(kv_heads, widths, strict=True))
         ],
         "layer_norm_epsilon": config.pop("rms_norm_eps"),
         "hidden_act": None,
@@ -250,7 +257,14 @@ def _nemotron_h(keys: Keys) -> Config:
         "conv_kernel": keys.size("ssm.conv_kernel"),
         "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in keys.model.tensors),
         "gguf_layout": True,  # see parse_granite
-    }  # fmt: skip
+    } | (_experts_of_nemotron(keys) if keys.size("expert_count", 0) else {})  # fmt: skip
+
+
+def _experts_of_nemotron(keys: Keys) -> Config:
+    return _routed(keys) | {
+        "moe_shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
+        "moe_latent_size": keys.size("moe_latent_size", 0) or None,
+    }
 
 
 def _mistral3(keys: Keys) -> Config:
@@ -517,7 +531,7 @@ def _path_selector(keys: Keys, config: Config) -> Config:
 DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite, "granitehybrid": _granitehybrid,
-    "nemotron_h": _nemotron_h,
+    "nemotron_h": _nemotron_h, "nemotron_h_moe": _nemotron_h,
     "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
     "qwen2moe": _qwen2moe, "lfm2": _lfm2, "lfm2moe": _lfm2moe, "seed_oss": _seed_oss, "exaone4": _exaone4,
     "ernie4_5": _ernie4_5, "ernie4_5-moe": _ernie4_5_moe, "gemma2": _gemma2, "cohere2": _cohere2,

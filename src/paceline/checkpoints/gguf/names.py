@@ -83,6 +83,13 @@ _ONE_PART = {name: to.replace("self_attn.", "mixer.") for name, to in _ATTENTION
 } | {
     f"ffn_{name}.{end}": f"mixer.{name}_proj.{end}" for name in ("up", "down") for end in ("weight", "bias")
 } | {"attn_norm.weight": "norm.weight"}  # fmt: skip
+_ONE_MIXTURE = {  # experts without gates, which may read narrower rows
+    "ffn_gate_inp.weight": "mixer.gate.weight", "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps.weight": "mixer.experts.up_proj", "ffn_down_exps.weight": "mixer.experts.down_proj",
+    "ffn_up_shexp.weight": "mixer.shared_experts.up_proj.weight",
+    "ffn_down_shexp.weight": "mixer.shared_experts.down_proj.weight",
+    "ffn_latent_down.weight": "mixer.fc1_latent_proj.weight", "ffn_latent_up.weight": "mixer.fc2_latent_proj.weight",
+}  # fmt: skip
 _HALVED_MLP = {  # stored as one in checkpoints; beside experts, too
     "ffn_gate.weight": "mlp.gate_up_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight", "ffn_gate_shexp.weight": "mlp.gate_up_proj.weight",
@@ -207,6 +214,7 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "granite": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
     "granitehybrid": (_TOP, _ATTENTION | _HALVED_MLP | _EXPERTS | _MAMBA | _TWO_NORMS),
     "nemotron_h": (_TOP, _ONE_PART),
+    "nemotron_h_moe": (_TOP, _ONE_PART | _ONE_MIXTURE),
     EAGLE3.gguf: (_EAGLE_TOP, _ATTENTION | _MLP | _TWO_NORMS | {"attn_norm_2.weight": "hidden_norm.weight"}),
     DFLASH.gguf: (_DFLASH_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS | _CONVOLUTIONS),
     "mistral3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
@@ -260,6 +268,7 @@ _PAIRED = (
     "granite",
     "granitehybrid",
     "nemotron_h",
+    "nemotron_h_moe",
     "mistral3",
 )  # q and k are stored with rotated pairs side by side
 # matrices of a checkpoint whose halves, one upon the other, files have as two

@@ -34,7 +34,7 @@ from paceline.models.drafters.state_net import (
 from paceline.models.fields import Fields, shown
 from paceline.models.layers.attention import Attention, attend, store
 from paceline.models.layers.decoder import Layer, attention_outputs, decoder_shapes, read_layer
-from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.layers.decoder_config import DecoderConfig, MambaConfig
 from paceline.models.layers.linear import read_norm
 from paceline.models.layers.mlp import feed
 from paceline.models.layers.rotary import inverse_frequencies
@@ -127,7 +127,7 @@ def plan_mtp(files: DrafterFiles, fits: Fits | None) -> Network:
             misfit(files, KIND, fits, target.hidden_size, target.vocab_size, target.layer_count)
     else:
         parsed = parse_target(raw)
-        if not isinstance(parsed, DecoderConfig):
+        if not isinstance(parsed, DecoderConfig) or isinstance(parsed.delta, MambaConfig):
             raise PairError(
                 f"{folder} holds modules for multi-token prediction, which are not read of a {parsed.model_type}: use "
                 "the drafter ngram"

@@ -1,5 +1,6 @@
-"""Nemotron-H: each layer has one part behind one norm: Mamba 2, attention without rotary embeddings, or an MLP by squares
-of ReLU. Source of truth for the arithmetic: transformers' models/nemotron_h.
+"""Nemotron-H: each layer has one part behind one norm: Mamba 2, attention without rotary embeddings, an MLP by squares of
+ReLU, or experts of that kind beside one that all rows pass (Nemotron 3). Source of truth for the arithmetic:
+transformers' models/nemotron_h.
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ from paceline.checkpoints.loading import Shapes, Weights
 from paceline.errors import ConfigError
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.families import ModelSpec
+from paceline.models.families.deepseek_v3 import with_routing
 from paceline.models.fields import Fields, shown
 from paceline.models.layers.attention import Attention, attend, attention_shapes
 from paceline.models.layers.decoder_config import DecoderConfig, MambaConfig, parse_decoder
 from paceline.models.layers.delta_net import LINEAR, MOST_KERNEL
 from paceline.models.layers.linear import Linear, read_linear, read_norm
 from paceline.models.layers.mamba import Mamba, mamba_shapes, read_mamba, scan
+from paceline.models.layers.mlp import CHOICE_BIAS
 from paceline.models.spec import FULL
 from paceline.models.target import GraphTarget
-from paceline.ops.base import Ops, Runner, Value
+from paceline.ops.base import Experts, Ops, Runner, Value
 
-MLP = "mlp"
+MLP, MOE = "mlp", "moe"
 KINDS = {  # as configs name them, also in letters
-    "mamba": LINEAR, LINEAR: LINEAR, "M": LINEAR, "attention": FULL, FULL: FULL, "*": FULL, MLP: MLP, "-": MLP,
+    "mamba": LINEAR, LINEAR: LINEAR, "M": LINEAR, "attention": FULL, FULL: FULL, "*": FULL, MLP: MLP, "-": MLP, MOE: MOE,
+    "E": MOE,
 }  # fmt: skip
+INWARD, OUTWARD = "fc1_latent_proj", "fc2_latent_proj"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,9 +43,20 @@ class SquaredMlp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    experts: Experts
+    shared: SquaredMlp
+    inward: Linear | None  # experts read and give rows of another width
+    outward: Linear | None
+
+
+Part = Mamba | Attention | SquaredMlp | Mixture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
     norm: Tensor  # [H]
-    part: Mamba | Attention | SquaredMlp
+    part: Part
 
 
 def parse_nemotron(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -69,8 +85,24 @@ def parse_nemotron(raw: Mapping[str, Any]) -> DecoderConfig:
         conv_bias=bool(raw.get("use_conv_bias", True)), biases=bool(raw.get("use_bias", False)), norm_groups=groups,
         decayed=bool(raw.get("gguf_layout")),
     )  # fmt: skip
-    biases = frozenset(("up_proj", "down_proj") if raw.get("mlp_bias") else ())
-    return replace(config, delta=mamba, biases=biases, unturned=frozenset(range(len(kinds))))
+    biases = frozenset(("up_proj", "down_proj", INWARD, OUTWARD) if raw.get("mlp_bias") else ())
+    config = replace(config, delta=mamba, biases=biases, unturned=frozenset(range(len(kinds))))
+    return _with_experts(config, raw) if MOE in kinds else config
+
+
+def _with_experts(config: DecoderConfig, raw: Mapping[str, Any]) -> DecoderConfig:
+    """Where layers have them; what a config leaves out is what transformers has in its place."""
+    usual = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+    fields = Fields({**usual, **raw, "n_shared_experts": 0, "first_k_dense_replace": 0}, "nemotron_h")
+    config = with_routing(config, fields)
+    assert config.moe is not None
+    width = fields.size("moe_latent_size") if raw.get("moe_latent_size") is not None else None
+    return replace(
+        config,
+        moe=replace(config.moe, width=width),
+        sparse=frozenset(i for i, kind in enumerate(config.kinds) if kind == MOE),
+        shared_expert=fields.size("moe_shared_expert_intermediate_size"),
+    )
 
 
 def _kinds(fields: Fields) -> tuple[str, ...]:
@@ -81,8 +113,8 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
     kinds = tuple(KINDS[kind] for kind in given) if known else ()
     if not {LINEAR, FULL} <= {*kinds}:
         raise ConfigError(
-            f"nemotron_h: layers of {shown(given)} are not run, only of mamba, attention and mlp, of which the first two "
-            "are needed: use a Nemotron-H without experts"
+            f"nemotron_h: layers of {shown(given)} are not run, only of mamba, attention, mlp and moe, and the first two "
+            "are needed: download config.json again"
         )
     return kinds
 
@@ -101,11 +133,36 @@ def nemotron_shapes(config: DecoderConfig) -> Shapes:
             shapes |= mamba_shapes(config.delta, hidden, at)
         elif kind == FULL:
             shapes |= {f"{at}.{name}.weight": shape for name, shape in attention_shapes(config)[0].items()}
+        elif kind == MOE:
+            shapes |= _mixture_shapes(config, at)
         else:
-            matrices = {"up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-            shapes |= {f"{at}.{name}.weight": shape for name, shape in matrices.items()}
-            shapes |= {f"{at}.{name}.bias": matrices[name][:1] for name in config.biases}
+            shapes |= _squared_shapes(config, at, inner)
     return shapes
+
+
+def _squared_shapes(config: DecoderConfig, at: str, inner: int) -> Shapes:
+    hidden = config.hidden_size
+    return _with_biases(config, at, {"up_proj": (inner, hidden), "down_proj": (hidden, inner)})
+
+
+def _with_biases(config: DecoderConfig, at: str, matrices: Shapes) -> Shapes:
+    biases = {f"{at}.{name}.bias": shape[:1] for name, shape in matrices.items() if name in config.biases}
+    return {f"{at}.{name}.weight": shape for name, shape in matrices.items()} | biases
+
+
+def _mixture_shapes(config: DecoderConfig, at: str) -> Shapes:
+    moe, hidden = config.moe, config.hidden_size
+    assert moe is not None
+    width = moe.width or hidden
+    shapes: Shapes = {
+        f"{at}.gate.weight": (moe.experts, hidden),
+        f"{at}.gate.{CHOICE_BIAS}": (moe.experts,),
+        f"{at}.experts.up_proj": (moe.experts, moe.intermediate_size, width),
+        f"{at}.experts.down_proj": (moe.experts, width, moe.intermediate_size),
+    }
+    if moe.width is not None:
+        shapes |= _with_biases(config, at, {INWARD: (width, hidden), OUTWARD: (hidden, width)})
+    return shapes | _squared_shapes(config, f"{at}.shared_experts", config.shared_expert)
 
 
 def nemotron_layout(config: DecoderConfig) -> Layout:
@@ -140,13 +197,22 @@ class NemotronTarget(GraphTarget):
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
 
 
-def _part(ops: Ops, h: Value, part: Mamba | Attention | SquaredMlp, config: DecoderConfig) -> Value:
+def _part(ops: Ops, h: Value, part: Part, config: DecoderConfig) -> Value:
     if isinstance(part, Mamba):
         return scan(ops, h, part, config.eps)
     if isinstance(part, Attention):
         return attend(ops, h, part, config)
-    up = part.up(ops, h)
-    return part.down(ops, ops.gated(up, up, "relu"))
+    if isinstance(part, Mixture):
+        inner = h if part.inward is None else part.inward(ops, h)
+        mixed = ops.moe(h, inner, part.experts)
+        mixed = mixed if part.outward is None else part.outward(ops, mixed)
+        return ops.add(mixed, _squared(ops, h, part.shared))
+    return _squared(ops, h, part)
+
+
+def _squared(ops: Ops, h: Value, mlp: SquaredMlp) -> Value:
+    up = mlp.up(ops, h)
+    return mlp.down(ops, ops.gated(up, up, "relu"))
 
 
 def _read_block(weights: Weights, config: DecoderConfig, index: int) -> Block:
@@ -156,10 +222,33 @@ def _read_block(weights: Weights, config: DecoderConfig, index: int) -> Block:
         assert isinstance(config.delta, MambaConfig)
         return Block(norm, read_mamba(weights, config.delta, at, storage))
     if kind == MLP:
-        up, down = (read_linear(weights, config, f"{at}.{name}_proj") for name in ("up", "down"))
-        return Block(norm, SquaredMlp(up, down))
+        return Block(norm, _read_squared(weights, config, at))
+    if kind == MOE:
+        return Block(norm, _read_mixture(weights, config, at))
     q, k, v, o = (read_linear(weights, config, f"{at}.{name}_proj") for name in "qkvo")
     return Block(norm, Attention(q, k, v, o, None, None, None, storage, None))
+
+
+def _read_squared(weights: Weights, config: DecoderConfig, at: str) -> SquaredMlp:
+    up, down = (read_linear(weights, config, f"{at}.{name}_proj") for name in ("up", "down"))
+    return SquaredMlp(up, down)
+
+
+def _read_mixture(weights: Weights, config: DecoderConfig, at: str) -> Mixture:
+    moe, routing = config.moe, config.routing
+    assert moe is not None
+    assert routing is not None
+    bias = weights.exact(f"{at}.gate.{CHOICE_BIAS}").view(-1)
+    experts = Experts(
+        weights.matrix(f"{at}.gate"), weights.stack(f"{at}.experts.up_proj"), weights.stack(f"{at}.experts.down_proj"),
+        moe.top_k, "squared", config.renormalize, choice_bias=bias, groups=routing.groups, kept_groups=routing.kept,
+        expert_scale=torch.full_like(bias, routing.factor),
+    )  # fmt: skip
+    ways = [
+        None if moe.width is None else read_linear(weights, config, f"{at}.{name}")
+        for name in (INWARD, OUTWARD)
+    ]
+    return Mixture(experts, _read_squared(weights, config, f"{at}.shared_experts"), *ways)
 
 
 SPEC = ModelSpec(parse_nemotron, nemotron_shapes, nemotron_layout, NemotronTarget)
