@@ -99,7 +99,7 @@ class DFlashReference:
             Qwen3Config(**{k: layers[k] for k in layers if k != "architectures"})
         )
         shared = load_file(target / "model.safetensors")
-        name = next(name for name in shared if name.endswith("embed_tokens.weight"))
+        name = next(name for name in shared if name.endswith(("embed_tokens.weight", "embeddings.weight")))
         self.embedding = self.w.get("embed_tokens.weight", wide(shared[name]))
         head = wide(shared["lm_head.weight"]) if "lm_head.weight" in shared else wide(shared[name])
         self.head = self.w.get("lm_head.weight", head)
