@@ -75,7 +75,13 @@ KINDS: Mapping[str, DrafterKind] = {
         EAGLE3,
         DrafterKind("peagle", "a P-EAGLE head", "peagle", relative_of="eagle3"),
         DFLASH,
-        DrafterKind("dflash2", "a DFlash 2 drafter", "dflash2", relative_of="dflash"),
+        DrafterKind(
+            "dflash2",
+            "a DFlash 2 drafter",
+            "dflash2",
+            relative_of="dflash",
+            trained=(Training("dflash2", ("taps", "layers")),),
+        ),
         DSPARK,
         DrafterKind("heads", "a set of parallel heads", None, tensors=("extra_heads.",), beside=False),
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paceline.models.drafters.eagle3 import Eagle3Net
+from paceline.train import DFlash2
 from paceline.train.networks import NetworkModule
 from paceline.train.parallel import choose_anchors
 from train.recorded import FILE, KINDS, STEPS, build, numbers, windows
@@ -33,10 +34,10 @@ def test_a_training_of_a_seed_is_what_it_was(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["eagle3", "mtp for gemma4", "dflash, head of the target", "dspark", "gemma-assistant"]
+    "name", ["eagle3", "mtp for gemma4", "dflash, head of the target", "dflash2", "dspark", "gemma-assistant"]
 )
 def test_the_gradient_is_that_of_finite_differences(name: str, tmp_path: Path) -> None:
-    method, kind = KINDS[name]
+    method, kind = {**KINDS, "dflash2": (DFlash2(rank=8), "llama3")}[name]
     teacher = method.teacher(build(kind, tmp_path), "cpu")
     module = method.start(teacher, windows(5, 29, 17), "scratch", 0).module.double()
     captured = teacher.capture(windows(5, 29, 17))

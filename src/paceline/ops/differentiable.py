@@ -92,6 +92,17 @@ class DifferentiableOps(ReferenceOps):
         matrix = dequantize(weight, None, x.dtype) if _stored_apart(weight) else weight.data
         return F.linear(x, matrix, bias)
 
+    def block_conv(self, x: Tensor, mix: Tensor, base: Tensor) -> Tensor:
+        """Over the rows of a round, as they lie side by side."""
+        count, width = base.shape
+        rows, own = (part.view(-1, self._shape[2], part.shape[-1]) for part in (x, mix))
+        taps = own.view(*own.shape[:2], count, -1).repeat_interleave(width * count // mix.shape[-1], 3) + base
+        out = taps[:, :, 0] * rows
+        for tap in range(1, count):
+            earlier = F.pad(rows, (0, 0, tap, 0))[:, : self._shape[2]]
+            out = out + taps[:, :, tap] * earlier
+        return out.view(x.shape).to(x.dtype)
+
     def store_kv(self, layer: int, k: Tensor, v: Tensor | None) -> None:
         assert v is not None, "layers without values of their own are not trained"
         spec = self._rounds.layout.layers[layer]

@@ -25,12 +25,12 @@ card.
 
 from paceline.train.capture import TargetTeacher
 from paceline.train.distil import Distilled, Recipe, distil
-from paceline.train.methods import DFlash, DSpark, Eagle3, GemmaAssistant, Mtp
+from paceline.train.methods import DFlash, DFlash2, DSpark, Eagle3, GemmaAssistant, Mtp
 from paceline.train.methods.gemma_assistant import HeadOptions
 from paceline.train.options import TrainOptions
 from paceline.train.windows import Text, Windows, pack
 
 __all__ = [
-    "DFlash", "DSpark", "Distilled", "Eagle3", "GemmaAssistant", "HeadOptions", "Mtp", "Recipe", "TargetTeacher", "Text",
-    "TrainOptions", "Windows", "distil", "pack",
+    "DFlash", "DFlash2", "DSpark", "Distilled", "Eagle3", "GemmaAssistant", "HeadOptions", "Mtp", "Recipe",
+    "TargetTeacher", "Text", "TrainOptions", "Windows", "distil", "pack",
 ]  # fmt: skip

@@ -57,6 +57,10 @@ class DraftModule(nn.Module, ABC):
         """Of states [M, hidden] the logit [M] of its own word that a token is kept; None: it has none."""
         return None
 
+    def beside(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """Of states [M, hidden] further ones that are to score well, too."""
+        return []
+
     def places(self, tokens: torch.Tensor) -> torch.Tensor:
         """The rows of the head that score `tokens`, -1 for those that it cannot draft."""
         if self.ids is None:

@@ -124,7 +124,10 @@ def batch_loss(
         alphas = score(drafted.states.detach(), drafted.scored, module.logits, (acceptance,))[0]
     weights = position_weights(plan.weights, drafted.spread(alphas), plan.decay)
     flat = weights[drafted.valid.flatten(0, 1)]
-    total = head_loss(drafted.states, module.head, Task(drafted.scored, flat, plan.objective))
+    task = Task(drafted.scored, flat, plan.objective)
+    total = head_loss(drafted.states, module.head, task)
+    for states in module.beside(drafted.states):
+        total = total + head_loss(states, module.head, task)
     if sure is not None:
         total = (
             total

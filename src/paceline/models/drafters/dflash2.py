@@ -133,7 +133,7 @@ def path_shapes(config: DFlash2Config) -> Shapes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Convolution:
-    base: tuple[Tensor, Tensor]  # [taps, H] before and after the sublayer
+    base: Tensor  # [2, taps, H]: before and after the sublayer
     projection: Weight  # [2 * taps * groups, H]: what a row adds to them
 
 
@@ -183,8 +183,8 @@ class DFlash2Net(DFlashNet):
 
 
 def _convolution(weights: Weights, name: str) -> Convolution:
-    before, after = weights.exact(f"{name}.base_kernel")
-    return Convolution((before.contiguous(), after.contiguous()), weights.matrix(f"{name}.kernel_projection"))
+    base = weights.exact(f"{name}.base_kernel").contiguous()
+    return Convolution(base, weights.matrix(f"{name}.kernel_projection"))
 
 
 NETWORK = NetworkKind(plan_dflash2, parse_dflash2)
