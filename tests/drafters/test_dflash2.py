@@ -86,6 +86,36 @@ def test_a_sampled_path_goes_through_the_drawn_token(llama: Path, tmp_path: Path
     assert compared > 30
 
 
+def test_under_rejection_the_candidates_are_the_largest_scores_whatever_the_noise(
+    llama: Path, tmp_path: Path, runner: Runner
+) -> None:
+    """A candidate that noise has lifted would be drawn from another distribution than the one it is judged by."""
+    drafter = build_dflash2(tmp_path, hidden=HIDDEN, vocab=VOCAB)
+    reference = DFlash2Reference(llama, drafter)
+    pair = Pair(llama, drafter, reference, runner)
+    lifted = {}
+    for rule in ("reject", "match"):
+        engine = pair.engine()
+        for i, text in enumerate(texts(2)):
+            engine.add(str(i), text, params(16, temperature=3.0, seed=i, verify=rule))
+        sequences = {r.request_id: r.sequence for r in engine.state.requests.values()}
+        outside = drafted = 0
+        while engine.has_work:
+            before = {name: list(s.tokens) for name, s in sequences.items()}
+            for delta in engine.step():
+                text = before[delta.request]
+                if not delta.proposed:
+                    continue
+                _, scores = reference.walk(text, pair.states(text))
+                for token, own in zip(delta.proposed, scores, strict=False):
+                    outside += token not in own.topk(TOP).indices
+                    drafted += 1
+        assert drafted > 60
+        lifted[rule] = outside
+    assert lifted["reject"] == 0
+    assert lifted["match"] > 10
+
+
 def test_with_nothing_in_it_it_is_dflash(llama: Path, tmp_path: Path, runner: Runner) -> None:
     """No dynamic taps, a base of the row itself, empty codebooks: DFlash 1 with the anchor in its first row."""
     drafter = build_dflash2(tmp_path, hidden=HIDDEN, vocab=VOCAB)

@@ -219,6 +219,14 @@ def test_how_many_are_wanted_and_what_stands_beside_changes_no_token(llama: Path
         whole = one_draft(pair, text, states)
         for count in range(1, 7):
             assert one_draft(pair, text, states, count) == whole[:count]
+    several = [Sequence(i, text, len(text), params(), 0) for i, text in enumerate(texts(3))]
+    for sequence in several:
+        pair.drafter.begin(sequence)
+        pair.drafter.on_commit([Kept(sequence, 0, [pair.states(sequence.tokens)])])
+    picker, limits = GreedyPicker(3), [7, 2, 5]
+    pair.drafter.draft(DraftContext(several, limits, [0, 1, 2], None, [False] * 3, pair.cache, picker))
+    alone = [one_draft(pair, text, pair.states(text)) for text in texts(3)]
+    assert picker.tokens == [tokens[:limit] for tokens, limit in zip(alone, limits, strict=True)]
 
 
 class Words(GreedyPicker):

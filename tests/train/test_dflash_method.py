@@ -168,5 +168,7 @@ def test_what_cannot_be_is_refused_by_name(llama: Path) -> None:
     assert make_method("dflash", none | {"draft_tokens": 6, "layers": 3, "taps": "1,2"}) == DFlash(
         taps=(1, 2), layers=3, block=7
     )
-    with pytest.raises(UsageError, match="--layers is of --method dflash and dflash2 and dspark, and this is eagle3"):
+    with pytest.raises(
+        UsageError, match="--layers is of --method dflash and dflash2 and dspark, and this is eagle3"
+    ):
         make_method("eagle3", none | {"layers": 2})
