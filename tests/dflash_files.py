@@ -121,7 +121,10 @@ class DFlashReference:
         if "layer_types" not in said or said["layer_types"][layer] == "full_attention":
             return torch.ones(rows, before + rows, dtype=torch.bool)
         seen = key > at - said["sliding_window"]
-        return seen & (key <= at) if self.config.get("sliding_window_non_causal") is False else seen
+        causal = self.config.get("sliding_window_non_causal") is False or self.config.get(
+            "dflash_query_causal"
+        )
+        return seen & (key <= at) if causal else seen
 
     def attention(self, at: str, x: Tensor, context: Tensor) -> Tensor:
         """Queries of the block alone; keys and values of context and block."""
@@ -131,6 +134,11 @@ class DFlashReference:
         k = self.rotated(self.norm(f"{at}.k_norm", k), 0)
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v))
         mask = self.mask(int(at.split(".")[1]), len(x), len(context))
+        if f"{at}.attention_sink_bias" in self.w:  # a key of its own score that brings nothing
+            scores = torch.einsum("qhd,khd->hqk", q, k) * HEAD_DIM**-0.5
+            sinks = self.w[f"{at}.attention_sink_bias"][:, None, None].expand(-1, len(x), 1)
+            shares = torch.cat((scores.masked_fill(~mask, -torch.inf), sinks), -1).softmax(-1)[..., :-1]
+            return torch.einsum("hqk,khd->qhd", shares, v).flatten(1) @ self.w[f"{at}.o_proj.weight"].T
         out = F.scaled_dot_product_attention(
             *(part.transpose(0, 1)[None] for part in (q, k, v)), attn_mask=mask
         )

@@ -30,10 +30,13 @@ def build_dspark(
     rank: int = RANK,
     anchored: bool | None = None,
     reads_token: bool = True,
+    sinks: bool = False,
     seed: int = 0,
     **more: Any,
 ) -> Path:
-    """Save a drafter. `anchored`: what the config says of it, None nothing; more: as for `build_dflash`."""
+    """Save a drafter. `sinks`: as NVIDIA has them, without a confidence head. `anchored`: what the config says of it,
+    None nothing; more: as for `build_dflash`.
+    """
     original = style != "speculators"
     build_dflash(folder, hidden=hidden, vocab=vocab, original=original, seed=seed, **more)
     g = torch.Generator().manual_seed(seed + 1)
@@ -77,6 +80,16 @@ def build_dspark(
         tensors = {name: pairs(name, value) for name, value in tensors.items()}
     if anchored is not None:
         config["sample_from_anchor"] = anchored
+    if sinks:
+        tensors = {name: value for name, value in tensors.items() if "confidence" not in name}
+        for i in range(config["num_hidden_layers"]):
+            tensors[f"layers.{i}.self_attn.attention_sink_bias"] = torch.randn(HEADS, generator=g)
+        del config["enable_confidence_head"], config["confidence_head_with_markov"]
+        config |= {"dspark_bonus_anchor": True, "dflash_query_causal": True, "attention_sink_bias": True}
+        config["dflash_config"] = {name: config.pop(name) for name in ("mask_token_id", "target_layer_ids")} | {
+            "attention_sink_bias": True, "causal": True, "swa_window_size": config["sliding_window"], "use_swa": True,
+            "sample_from_anchor": False,
+        }  # fmt: skip
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
@@ -131,8 +144,10 @@ class DSparkReference(DFlashReference):
             gate, candidate, out = self.linear("markov_head.joint_proj", torch.cat((s, e, h))).chunk(3)
             s = torch.sigmoid(gate) * s + (1 - torch.sigmoid(gate)) * torch.tanh(candidate)
             latent = torch.tanh(out)
-        seen = torch.cat((h, e)) if self.config["confidence_head_with_markov"] else h
-        sure = float(torch.sigmoid(self.linear("confidence_head.proj", seen)))
+        sure = 0.0
+        if "confidence_head.proj.weight" in self.w:
+            seen = torch.cat((h, e)) if self.config["confidence_head_with_markov"] else h
+            sure = float(torch.sigmoid(self.linear("confidence_head.proj", seen)))
         return base + self.w["markov_head.markov_w2.weight"] @ latent, sure, s
 
     def draft(self, text: list[int], states: Tensor, count: int) -> tuple[list[int], list[Tensor]]:

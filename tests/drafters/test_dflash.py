@@ -83,7 +83,9 @@ INNER = {"mask_token_id": 3, "target_layer_ids": [0, 2]}
 BAD: dict[str, tuple[dict[str, Any], type[LoadError], str]] = {
     "unknown flag": ({"markov_rank": 8}, ConfigError, "dflash: markov_rank=8 is not known to this version"),
     "unknown inner flag": (
-        {"original": True, "dflash_config": INNER | {"use_swa": True}}, ConfigError, "use_swa=True is not known"),
+        {"original": True, "dflash_config": INNER | {"swa_sinks": True}}, ConfigError, "swa_sinks=True is not known"),
+    "windows that no layer has": (
+        {"original": True, "dflash_config": INNER | {"use_swa": True}}, ConfigError, "use_swa=True is not supported"),
     "sliding layers without a window": (
         {"original": True, "layer_types": ["sliding_attention"] * 2}, ConfigError, "there is no sliding_window in use"),
     "a window of nothing": ({"original": True, **WINDOWS, "sliding_window": 0}, ConfigError, "sliding_window is 0"),

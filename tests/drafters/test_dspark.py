@@ -52,6 +52,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pairs side by side": {"style": "liquid", "markov": "gated"},
     "windows": {"layer": WINDOWS},
     "causal windows": {"layer": WINDOWS, "sliding_window_non_causal": False, "anchored": True, "draft_vocab": 40},
+    "sinks": {
+        "style": "deepseek", "sinks": True, "layer": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20},
+    },
     "final norm": {"style": "deepseek", "taps": (1, 4)},
     "the embedding": {"style": "deepseek", "taps": (0, 2)},
 }  # fmt: skip

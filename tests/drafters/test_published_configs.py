@@ -12,6 +12,7 @@ import pytest
 from paceline.checkpoints.foreign import drafter_kind
 from paceline.errors import ConfigError
 from paceline.models.drafters.dflash import DFlashConfig
+from paceline.models.drafters.dspark import parse_dspark
 from paceline.models.drafters.networks import PARSERS
 
 QWEN3 = {
@@ -132,6 +133,46 @@ def test_a_published_config_is_read_as_its_makers_run_it(name: str) -> None:
     assert own.layers.rotated is None, "the copied share of a head is the target's"
     slides = SLIDING["layer_types"] == layers.get("layer_types")
     assert own.windows == ((2048 if slides else None),) * 5
+
+
+NVIDIA = QWEN3 | {  # NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4-DSpark
+    "architectures": ["Qwen3DSparkModel"], "hidden_size": 2688, "intermediate_size": 6144, "num_hidden_layers": 6,
+    "num_key_value_heads": 2, "vocab_size": 131072, "layer_types": ["sliding_attention"] * 6, "sliding_window": 1024,
+    "block_size": 8, "dspark_bonus_anchor": True, "dflash_query_causal": True, "attention_sink_bias": True,
+    "markov_rank": 512, "markov_head_type": "vanilla", "quantization_config": {"quant_method": "modelopt"},
+    "dflash_config": {
+        "attention_sink_bias": True, "causal": True, "mask_token_id": 990, "swa_window_size": 1024, "use_swa": True,
+        "target_layer_ids": [1, 5, 19, 29, 41, 51], "sample_from_anchor": False,
+    },
+}  # fmt: skip
+
+
+def test_nvidias_config_has_sinks_and_rows_that_see_none_behind_them() -> None:
+    own = parse_dspark(NVIDIA)
+    assert (own.rank, own.block.first, own.block.block, own.block.mask) == (512, 1, 8, 990)
+    assert own.block.windows == (1024,) * 6
+    assert own.block.causal
+    assert own.block.layers.sinks
+    plain = {name: x for name, x in NVIDIA["dflash_config"].items() if "swa" not in name}
+    said = {"dflash_config": NVIDIA["dflash_config"] | {"sample_from_anchor": True}}
+    for changes, words in (
+        (
+            {"layer_types": ["full_attention"] * 6, "dflash_config": plain},
+            "are read where both are said and all layers have a window",
+        ),
+        ({"dflash_query_causal": False}, "are read where both are said"),
+        (
+            {"sliding_window": 512},
+            "swa_window_size=1024 is not supported: it is not the window of its layers",
+        ),
+        (said, "sample_from_anchor=True and dspark_bonus_anchor=True say two things of the first row"),
+        (
+            {"attention_sink_bias": "yes"},
+            "attention_sink_bias='yes' is not supported: it is either true or false",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            parse_dspark(NVIDIA | changes)
 
 
 BAD = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoints.loading import Shapes, Weights
+from paceline.checkpoints.loading import Rename, Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.errors import ConfigError, PairError, WeightsError
 from paceline.kv.cache import KVCache
@@ -46,6 +46,14 @@ KIND = "dflash"
 TAPS, INNER, CAUSAL = "aux_hidden_state_layer_ids", "dflash_config", "sliding_window_non_causal"
 THEIR_TAPS = "target_layer_ids"  # of the originals
 PROJECTOR = "projector_type"
+# as NVIDIA's files say that rows do not see those behind them, that heads have sinks, and where windows end
+SINKS, STORED_SINKS, QUERY_CAUSAL, BLOCK_CAUSAL = (
+    "attention_sink_bias",
+    "sinks",
+    "dflash_query_causal",
+    "causal",
+)
+WINDOWED = ("use_swa", "swa_window_size")
 # how it was trained, and sizes of Domino's head, which `speculators` writes for all; PROJECTOR says whether there is one
 TRAINED = {
     "max_anchors", "num_anchors", "auf", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "lambda_base_start",
@@ -53,11 +61,12 @@ TRAINED = {
 }  # fmt: skip
 OWN = {
     "block_size", "draft_vocab_size", "target_hidden_size", "mask_token_id", "num_target_layers", "sample_from_anchor",
-    TAPS, INNER, CAUSAL, THEIR_TAPS, PROJECTOR, *TRAINED,
+    TAPS, INNER, CAUSAL, THEIR_TAPS, PROJECTOR, SINKS, QUERY_CAUSAL, *TRAINED,
 }  # fmt: skip
 # of its inner keys; the last two are how other engines run it
 KNOWN = (
-    "mask_token_id", THEIR_TAPS, "num_target_layers", "block_size", PROJECTOR, "runtime_block_size", "draft_window_size",
+    "mask_token_id", THEIR_TAPS, "num_target_layers", "block_size", PROJECTOR, SINKS, BLOCK_CAUSAL, *WINDOWED,
+    "sample_from_anchor", "runtime_block_size", "draft_window_size",
 )  # fmt: skip
 
 
@@ -109,8 +118,9 @@ def parse_block(raw: Mapping[str, Any], kin: Kin, layers: DecoderConfig | None =
     kind, fields = kin.kind, Fields(raw, kin.kind)
     inner = inner_of(raw, kin)
     layers = layers or parse_layers(raw, kind, OWN.union(kin.own), slides=True)
-    for name in ("sample_from_anchor", CAUSAL):
-        fields.refuse(name, (None, True, False), "it is either true or false")
+    both = {**inner, **{key: value for key, value in raw.items() if value is not None}}
+    for name in ("sample_from_anchor", CAUSAL, SINKS, QUERY_CAUSAL, BLOCK_CAUSAL):
+        Fields(both, kind).refuse(name, (None, True, False), "it is either true or false")
     for said in (fields, Fields(inner, f"{kind}: {INNER}")):
         said.refuse(PROJECTOR, (None, KIND, kind), "its head is not read; use the drafter ngram")
     original = raw.get(TAPS) is None
@@ -127,12 +137,16 @@ def parse_block(raw: Mapping[str, Any], kin: Kin, layers: DecoderConfig | None =
             f"{kind}: mask_token_id is {shown(mask)}, no token of a vocabulary of {layers.vocab_size}: download "
             "config.json again"
         )
-    both = {**inner, **{key: value for key, value in raw.items() if value is not None}}
     if raw.get("block_size") is not None and inner.get("block_size") not in (None, raw["block_size"]):
         raise ConfigError(
             f"{kind}: block_size is {shown(raw['block_size'])}, and {shown(inner['block_size'])} in {INNER}: download "
             "config.json again"
         )
+    windows, causal = windows_of(raw), raw.get(CAUSAL) is False
+    _check_windows(both, windows, kind)
+    if any(both.get(name) for name in (SINKS, QUERY_CAUSAL, BLOCK_CAUSAL)):
+        causal = _query_causal(both, windows, kind)
+        layers = replace(layers, sinks=both.get(SINKS) is True)
     return DFlashConfig(
         layers,
         fields.size("draft_vocab_size", layers.vocab_size),
@@ -141,11 +155,35 @@ def parse_block(raw: Mapping[str, Any], kin: Kin, layers: DecoderConfig | None =
         tuple(tap + original for tap in taps),
         Fields(both, kind).size("block_size", least=2),
         mask,
-        0 if raw.get("sample_from_anchor") else 1,
+        0 if both.get("sample_from_anchor") else 1,
         original,
-        windows_of(raw),
-        raw.get(CAUSAL) is False,
+        windows,
+        causal,
     )
+
+
+def _check_windows(both: Mapping[str, Any], windows: tuple[int | None, ...], kind: str) -> None:
+    """Raise ConfigError where NVIDIA's words for them say something else."""
+    fields, slides = Fields(both, kind), any(window is not None for window in windows)
+    fields.refuse(WINDOWED[0], (None, slides), "it is not what its layers have; download config.json again")
+    if slides and both.get(WINDOWED[0]):
+        fields.refuse(WINDOWED[1], (None, *windows), "it is not the window of its layers; download it again")
+
+
+def _query_causal(both: Mapping[str, Any], windows: tuple[int | None, ...], kind: str) -> bool:
+    """That no row of a block sees one behind it. Raises ConfigError where a layer would have to."""
+    ways = {both[name] for name in (QUERY_CAUSAL, BLOCK_CAUSAL) if both.get(name) is not None}
+    if ways != {True} or both.get(CAUSAL) is True or None in windows:
+        raise ConfigError(
+            f"{kind}: heads with sinks, or rows that do not see those behind them, are read where both are said and all "
+            "layers have a window: use the drafter ngram"
+        )
+    return True
+
+
+def renamed(config: DFlashConfig) -> Rename | None:
+    """What tensors of a file are called here, where that is another name."""
+    return (lambda name: name.replace(SINKS, STORED_SINKS)) if config.layers.sinks else None
 
 
 def inner_of(raw: Mapping[str, Any], kin: Kin = PLAIN) -> Mapping[str, Any]:
@@ -168,7 +206,8 @@ def plan_dflash(files: DrafterFiles, fits: Fits | None) -> Network:
     """What is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
     config = parse_dflash(files.raw)
     taps = check_block(config, KIND, files, fits)
-    return Network(dflash_shapes(config, files), config.layers, partial(DFlashNet, config), taps=taps)
+    build = partial(DFlashNet, config)
+    return Network(dflash_shapes(config, files), config.layers, build, renamed(config), taps)
 
 
 def check_block(config: DFlashConfig, kind: str, files: DrafterFiles, fits: Fits | None) -> tuple[int, ...]:
@@ -298,7 +337,11 @@ class DFlashNet(MaskedNet):
         q = ops.rotary(q, a.inv_freq, config.heads, config.rotary.attention)
         q = ops.scale(q, config.head_dim**-0.5)
         if window is not None and self.config.causal:
-            y = ops.attention(q, a.storage, config.heads, window, sees_itself=True)
+            y = (
+                ops.attention(q, a.storage, config.heads, window, sees_itself=True)
+                if a.sinks is None
+                else ops.sink_attention(q, a.storage, window, a.sinks)
+            )
         else:
             y = ops.block_attention(q, a.storage, config.heads, window)
         return a.o(ops, y)

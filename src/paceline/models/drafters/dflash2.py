@@ -25,6 +25,7 @@ from paceline.models.drafters.dflash import (
     inner_of,
     last_state_too,
     parse_block,
+    renamed,
 )
 from paceline.models.drafters.state_net import (
     DrafterFiles,
@@ -111,7 +112,7 @@ def plan_dflash2(files: DrafterFiles, fits: Fits | None) -> Network:
     if len(config.block.taps) > len(taps):
         taps = (*taps, config.block.taps[-1])
     shapes = dflash_shapes(config.block, files) | path_shapes(config)
-    return Network(shapes, config.block.layers, partial(DFlash2Net, config), taps=taps)
+    return Network(shapes, config.block.layers, partial(DFlash2Net, config), renamed(config.block), taps)
 
 
 def path_shapes(config: DFlash2Config) -> Shapes:

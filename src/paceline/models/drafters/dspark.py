@@ -28,6 +28,7 @@ from paceline.models.drafters.dflash import (
     inner_of,
     last_state_too,
     parse_block,
+    renamed,
 )
 from paceline.models.drafters.speculators import ELSEWHERE, LAYER_KEYS
 from paceline.models.drafters.speculators import KNOWN as KNOWN_KEYS
@@ -62,10 +63,11 @@ GEMMA_KEYS = {  # of a config of Gemma 4
 TYPES = ("vanilla", "gated", "rnn")  # of Markov heads
 HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 # as some say that rotated pairs are columns (2i, 2i + 1)
+BONUS = "dspark_bonus_anchor"  # NVIDIA's word for it that the first row drafts nothing
 STYLES = ("rope_is_neox_style", "is_neox_style")
 KIN = Kin(
     KIND,
-    own={*HEADS, *STYLES, "confidence_head_alpha", "runtime_block_size", "draft_window_size"},
+    own={*HEADS, *STYLES, BONUS, "confidence_head_alpha", "runtime_block_size", "draft_window_size"},
     inner={*HEADS, "attention_mode", "confidence_head_alpha"},
 )
 W1, W2, CONFIDENCE = "markov_head.markov_w1", "markov_head.markov_w2", "confidence_head.proj"
@@ -107,7 +109,7 @@ def parse_dspark(raw: Mapping[str, Any]) -> DSparkConfig:
     if any(both.get(name) is False for name in STYLES):
         block = replace(block, layers=replace(block.layers, paired=True))
     return DSparkConfig(
-        replace(block, first=_first(raw, block.block)),
+        replace(block, first=_first(both, block.block)),
         rank,
         str(both.get("markov_head_type") or TYPES[0]),
         confident,
@@ -156,7 +158,14 @@ def _first(raw: Mapping[str, Any], block: int) -> int:
     A file that does not say it is one of the originals, which begin at the anchor, or one of `speculators`, which counts
     its drafted tokens: as many as rows, or one fewer. Old ones of these have the mask's rows alone.
     """
-    anchored = raw.get("sample_from_anchor")
+    anchored, bonus = raw.get("sample_from_anchor"), raw.get(BONUS)
+    if bonus is not None and bonus is anchored:
+        raise ConfigError(
+            f"dspark: sample_from_anchor={shown(anchored)} and {BONUS}={shown(bonus)} say two things of the first row: "
+            "download config.json again"
+        )
+    if bonus is not None:
+        return 1 if bonus else 0
     if anchored is not None:
         return 0 if anchored else 1
     if raw.get(TAPS) is None:
@@ -179,9 +188,11 @@ def plan_dspark(files: DrafterFiles, fits: Fits | None) -> Network:
     if len(config.block.taps) > len(taps):
         taps = (*taps, config.block.taps[-1])
     own = None if config.gemma is None else layer_shapes(config.gemma)
+    if "enable_confidence_head" not in {**files.raw, **inner_of(files.raw, KIN)}:  # then the tensors say it
+        config = replace(config, confident=f"{CONFIDENCE}.weight" in files.entries)
     shapes = dflash_shapes(config.block, files, own) | head_shapes(config)
     net = DSparkNet if config.gemma is None else GemmaDSparkNet
-    return Network(shapes, config.block.layers, partial(net, config), taps=taps)
+    return Network(shapes, config.block.layers, partial(net, config), renamed(config.block), taps)
 
 
 def head_shapes(config: DSparkConfig) -> Shapes:

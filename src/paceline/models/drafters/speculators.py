@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from paceline.checkpoints.quantized.config import KEYS as QUANTIZED
 from paceline.errors import ConfigError
 from paceline.models.families import spec_of
 from paceline.models.fields import Fields, shown
@@ -20,7 +21,7 @@ KNOWN = {
     "speculators_model_type", "speculators_config", "speculators_version", "architectures", "model_type",
     "transformer_layer_config", "embed_requires_grad", "tie_word_embeddings", "dtype", "torch_dtype",
     "transformers_version", "auto_map", "_name_or_path", "name_or_path", "id2label", "label2id", "return_dict",
-    "chunk_size_feed_forward", "paceline_quantization",
+    "chunk_size_feed_forward", "paceline_quantization", *QUANTIZED,
 }  # fmt: skip
 LAYER_KEYS = {
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers",
