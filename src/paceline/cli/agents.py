@@ -86,6 +86,17 @@ models:
       contextLength: {context}
       maxTokens: {answer}
 """
+_PI = """\
+{{
+  "providers": {{
+    "paceline": {{
+      "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "{key}",
+      "compat": {{"supportsDeveloperRole": false, "supportsReasoningEffort": false, "supportsStore": false}},
+      "models": [{{"id": {model}, "contextWindow": {context}, "maxTokens": {answer}}}]
+    }}
+  }}
+}}
+"""
 
 PROGRAMS: Mapping[str, Program] = {
     "codex": Program(
@@ -124,6 +135,20 @@ PROGRAMS: Mapping[str, Program] = {
     "continue": Program(
         "cn", "Continue in the terminal; its editor extensions read the same file", "npm install -g @continuedev/cli",
         "1.5.47", files={"config.yaml": _CONTINUE}, arguments=("--config", "{folder}/config.yaml"),
+    ),
+    "pi": Program(
+        "pi", "an agent with a short prompt and four tools", "npm install -g @mariozechner/pi-coding-agent", "0.73.1",
+        environment={"PI_CODING_AGENT_DIR": "{folder}", "PI_TELEMETRY": "0"},
+        files={"models.json": _PI},
+        arguments=("--provider", "paceline", "--model", "{name}"),
+    ),
+    "mini": Program(
+        "mini", "mini-swe-agent, which has a shell and nothing else", "pip install mini-swe-agent", "2.4.6",
+        environment={
+            "OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "{key}", "MSWEA_GLOBAL_CONFIG_DIR": "{folder}",
+            "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors",
+        },
+        arguments=("--model", "openai/{name}"),
     ),
 }  # fmt: skip
 

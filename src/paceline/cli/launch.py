@@ -27,6 +27,7 @@ URL = "http://127.0.0.1:8000"  # where `paceline serve` listens if nothing else 
 SMALL = 16384  # tokens of context below which agents hardly have room for their own prompts
 WRITTEN = "written.json"  # name of a file of ours -> SHA-256 of what was written
 ARGUMENTS = "paceline.arguments"  # of a context: what the program is given
+ANSWER_SECONDS = 10.0  # a server that is reading a long prompt answers late
 READY_SECONDS = 3600.0  # a model may have to be downloaded first
 
 
@@ -62,7 +63,7 @@ class Launch(click.Command):
     help="Show what would be written, set and started; do nothing.",
 )
 def command(program: str | None, model: str | None, url: str | None, dry: bool) -> None:
-    """Start PROGRAM (codex, claude, aider, opencode, qwen, continue) on MODEL; without PROGRAM, list them.
+    """Start PROGRAM (codex, claude, aider, opencode, qwen, continue, pi, mini) on MODEL; without PROGRAM, list them.
 
     A server that runs is used, else one is started and ends with the program. The program's configuration is written into
     a folder of ours: its own files are not touched. What follows -- goes to the program.
@@ -189,7 +190,9 @@ def _models(url: str) -> dict[str, int]:
     import httpx2
 
     try:
-        answer = httpx2.get(f"{url}/v1/models", timeout=2.0, trust_env=False)
+        answer = httpx2.get(
+            f"{url}/v1/models", timeout=httpx2.Timeout(ANSWER_SECONDS, connect=2.0), trust_env=False
+        )
         cards = answer.json()["data"] if answer.status_code == 200 else []
         own = [card for card in cards if card.get("owned_by") == "paceline"]
         return {str(card["id"]): int(card.get("max_model_len") or 0) for card in own}
