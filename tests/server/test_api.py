@@ -391,11 +391,12 @@ def test_models_metrics_page_and_docs(s: Served) -> None:
                  "queue_requests", "engine_steps"):  # fmt: skip
         assert f"paceline_{name}" in metrics
     licences = [
-        f"/vendor/{name}-LICENSE.txt" for name in ("marked-18.2.1", "highlight-11.12.0", "katex-0.19.1")
+        f"/vendor/{name}-LICENSE.txt"
+        for name in ("marked-18.2.1", "highlight-11.12.0", "katex-0.19.1", "pdfjs-5.6.205")
     ]
     for path in (
         "/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/icon.svg", "/vendor/marked.js",
-        "/vendor/highlight.js", "/vendor/katex.js", *licences,
+        "/vendor/highlight.js", "/vendor/katex.js", "/vendor/pdf.js", "/vendor/pdf.worker.js", *licences,
     ):  # fmt: skip
         answer = s.client.get(path)
         assert answer.status_code == 200

@@ -17,6 +17,7 @@ import pytest
 
 from paceline.text.formats.probe import PLAIN
 from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
+from server.pdfs import pdf
 from server.serving import Served, served
 
 sync = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'paceline[browser]'")
@@ -144,6 +145,64 @@ def test_stop_continue_and_regenerate(page: Page, s: Served) -> None:
     assert page.texts(".prose") == ["b" * 9]
     page.tab.click("#notice .link")  # undo
     page.see(".answer .prose", begun + "b" * 9)
+
+
+def test_an_answer_goes_on_after_a_reload(page: Page, s: Served) -> None:
+    script = "Some *words*.\n\n" + "abcde " * 60
+    s.engine.script, s.engine.delay = script, 0.02
+    page.tab.check("#as-tokens")
+    page.tab.fill("#prompt", "go")
+    page.tab.press("#prompt", "Enter")
+    page.see(".answer .tokens", "abcde")
+    page.tab.reload()
+    page.see(".answer .tokens", "abcde")
+    assert page.tab.is_visible("#stop")
+    page.answered(1)
+    assert len(s.engine.salts) == 1  # it was asked once
+    assert page.tab.locator(".turn .why").all_inner_texts() == []
+    page.tab.uncheck("#as-tokens")
+    assert page.texts(".prose") == ["Some words.\n\n" + ("abcde " * 60).strip()]
+    page.tab.reload()  # nothing is left to go on with
+    page.answered(1)
+    assert page.texts(".prose") == ["Some words.\n\n" + ("abcde " * 60).strip()]
+
+
+def test_an_answer_is_stopped_after_a_reload(page: Page, s: Served) -> None:
+    s.engine.script, s.engine.delay = "a" * 400, 0.05
+    page.tab.fill("#prompt", "go")
+    page.tab.press("#prompt", "Enter")
+    page.see(".answer .prose", "aaa")
+    page.tab.click("#new")  # its answer goes on, and is looked at again later
+    page.tab.reload()
+    sync.expect(page.tab.locator("#list .writes")).to_have_count(1)
+    page.tab.click("#list .open")
+    page.see(".answer .prose", "aaa")
+    page.tab.click("#stop")
+    page.answered(1)
+    page.see(".turn .why", "stopped")
+    assert s.settled(lambda: not s.engine.has_work)
+    assert page.tab.locator('[data-act="continue"]').count() == 1
+
+
+def test_what_the_server_has_no_more_is_interrupted(
+    page: Page, s: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s.engine.script, s.engine.delay = "a" * 400, 0.05
+    page.tab.fill("#prompt", "go")
+    page.tab.press("#prompt", "Enter")
+    page.see(".answer .prose", "aaa")
+    page.tab.context.route(
+        "**/stream",
+        lambda route: route.continue_(headers={**route.request.headers, "x-paceline-stream": "0" * 32}),
+    )
+    page.tab.reload()
+    page.answered(1)
+    page.see(".turn .why", "interrupted")
+    assert page.texts(".prose")[0].startswith("aaa")
+    page.tab.context.unroute("**/stream")
+    s.engine.script, s.engine.delay = "b" * 9, 0.0
+    page.tab.click('[data-act="continue"]')
+    page.see(".answer .prose", "a" + "b" * 9)
 
 
 def test_an_edited_message_is_asked_again(page: Page, s: Served) -> None:
@@ -621,6 +680,17 @@ def test_a_text_file_goes_with_the_message(page: Page, s: Served) -> None:
     asked = s.engine.tokenizer.decode(s.engine.last_prompt)
     assert "notes.txt:\n```\nducks swim\n```\n\nwhat do they do?" in asked
     sync.expect(page.tab.locator("#tray")).to_be_hidden()
+
+
+def test_a_pdf_goes_with_the_message(page: Page, s: Served) -> None:
+    file = {"name": "pond.pdf", "mimeType": "application/pdf", "buffer": pdf("ducks swim", "geese fly")}
+    page.tab.set_input_files("#attached", file)
+    page.see("#tray .chip", "pond.pdf (2 pages), 21 letters")
+    page.tab.set_input_files("#attached", {**file, "name": "x.pdf", "buffer": file["buffer"][:60]})
+    page.see("#notice", "x.pdf cannot be read as a PDF: it is damaged, or is something else.")
+    page.say("what do they do?", 1)
+    asked = s.engine.tokenizer.decode(s.engine.last_prompt)
+    assert "pond.pdf (2 pages):\n```\nducks swim\n\ngeese fly\n```\n\nwhat do they do?" in asked
 
 
 def test_an_example_asks_at_once(page: Page) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import paceline
+from server.pdfs import pdf
 
 PAGE = Path(paceline.__file__).parent / "server" / "page"
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node here")
@@ -411,3 +412,42 @@ def test_figures_and_ends_are_said(tmp_path: Path) -> None:
         "4 tokens, 0.4 a second, 2 of them drafted ahead, 2 drafts thrown away",
         "the context of 10 tokens is full", "length limit reached", "stopped", "",
     ]  # fmt: skip
+
+
+def test_a_pdf_that_cannot_be_taken_says_why(tmp_path: Path) -> None:
+    files = {
+        "two.pdf": pdf("ducks swim", "geese fly"),
+        "some.pdf": pdf("", "ducks swim"),
+        "empty.pdf": pdf("", ""),
+        "locked.pdf": pdf("secret", locked=True),
+        "cut.pdf": pdf("ducks")[:50],
+        "other.pdf": b"this is no PDF",
+        "nothing.pdf": b"",
+        "large.pdf": pdf("ducks") + bytes(20 * 2**20),
+        "long.pdf": pdf(*["duck " * 60000] * 3),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    source = f"""import {{ readFileSync }} from "node:fs";
+        import {{ textOf }} from "./attached.js";
+        globalThis.DOMMatrix = class {{}}; // Node has none, every browser has; pdf.js only draws by it
+        const out = {{}};
+        for (const name of {json.dumps([*files])}) {{
+          const file = new File([readFileSync(new URL(name, import.meta.url))], name);
+          const read = textOf(file).then(({{ name, text, size }}) => [name, text.slice(0, 40), size]);
+          out[name] = await read.catch((error) => error.message);
+        }}
+        console.log(JSON.stringify(out));"""
+    no_pdf = "cannot be read as a PDF: it is damaged, or is something else"
+    out: Any = node(tmp_path, source)
+    assert out.pop("long.pdf")[0] == "long.pdf (pages 1 to 2 of 3)"
+    assert out == {
+        "two.pdf": ["two.pdf (2 pages)", "ducks swim\n\ngeese fly", "21 letters"],
+        "some.pdf": ["some.pdf (2 pages)", "ducks swim", "10 letters"],
+        "empty.pdf": "empty.pdf has no text: its pages are pictures",
+        "locked.pdf": "locked.pdf is locked by a password: save it without one",
+        "cut.pdf": f"cut.pdf {no_pdf}",
+        "other.pdf": f"other.pdf {no_pdf}",
+        "nothing.pdf": f"nothing.pdf {no_pdf}",
+        "large.pdf": "large.pdf has more than 20 MiB: give a part of it",
+    }

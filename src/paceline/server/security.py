@@ -27,6 +27,7 @@ from paceline.server.cors import Cors
 from paceline.server.errors import ApiError
 from paceline.server.paths import below, usual
 from paceline.server.request_log import QUIET, Told, Write, line
+from paceline.server.resumable import Resumable
 from paceline.server.settings import ServerConfig
 
 OPEN_PATHS = ("/health", "/healthz")
@@ -122,7 +123,9 @@ class Gate:
         of a body, where it is not the config's.
         """
         self._limit = limit or (lambda: config.max_body)
-        self._app, self._config, self._keys, self._count, self._write = app, config, keys, count, write
+        self._app, self._config, self._keys, self._count, self._write = (
+            Resumable(app), config, keys, count, write,
+        )  # fmt: skip
         self._cors = Cors(config.cors_origins)
         self._hosts = {"localhost", config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
 

@@ -207,6 +207,7 @@ function listen() {
   $("skip").addEventListener("click", (event) => { event.preventDefault(); $(view === "chat" ? "prompt" : "lab-prompt").focus(); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
   addEventListener("online", look);
+  addEventListener("pagehide", () => chat.leave());
 }
 
 function begin(conversation) {
@@ -242,6 +243,7 @@ async function start() {
   await store.open((id) => { chat.changedElsewhere(id); list(); });
   const before = kept("open", "sessionStorage");
   if (!before || !(await chat.openById(before))) chat.open(newConversation());
+  for (const id of (kept("running", "sessionStorage") ?? "").split(" ").filter(Boolean)) chat.resume(id);
   document.body.dataset.started = "true";
   if (view === "chat") $("prompt").focus();
   look();

@@ -2,15 +2,15 @@
 
 import { withTexts } from "./attached.js";
 import { copy, keep, kept, make } from "./dom.js";
-import { ask, countTokens, ServerError } from "./stream.js";
+import { ask, askAgain, countTokens, endStream, newStreamId, ServerError } from "./stream.js";
 import { AnswerView, editor, userTurn } from "./thread.js";
-import { firstThatFits, messages, newAnswer, newConversation, surelyFits, withOthers } from "./turns.js";
+import { firstThatFits, messages, newAnswer, newConversation, startOf, surelyFits, withOthers } from "./turns.js";
 
 const ALTERNATIVES = 5; // tokens that are asked for in the place of each, where tokens are shown
 const DRAW = 60, SAVE = 3000; // ms from one time to the next while an answer is written
 
 export class Chat {
-  #parts; #on; #store; #settings; #running = new Map(); #view = null; #editing = -1; #trays = new Map();
+  #parts; #on; #store; #settings; #running = new Map(); #view = null; #editing = -1; #trays = new Map(); #leaving = false;
   conversation = newConversation();
   model = null; // the server's card of it
   tray = null; // pictures and sound of the next message
@@ -73,21 +73,22 @@ export class Chat {
   /** The text of the prompt as the next message. It stays there if the server cannot take it now. */
   async send() {
     const text = this.#parts.prompt.value;
-    if (!(text.trim() || this.tray?.media?.length || this.tray?.texts.length) || this.busy) return;
+    if (!(text.trim() || this.tray?.media?.length || this.tray?.texts.length) || this.busy) return undefined;
+    if (this.tray?.reading) return this.#on.say(`${this.tray.reading} is still being read. Send your message once it is there.`);
     const { conversation } = this;
     const state = await this.#on.server();
     if (state !== "ready") {
       this.#on.say(state === "lost" ? "The server cannot be reached. Your text is kept: send it again once the server is back." : `The server is ${state}. Your text is kept: send it once the server is ready.`);
-      return;
+      return undefined;
     }
-    if (conversation !== this.conversation || this.busy) return;
+    if (conversation !== this.conversation || this.busy) return undefined;
     keep(this.#draftName(), "", "sessionStorage");
     this.#parts.prompt.value = "";
     this.#fitPrompt();
     const { media = [], texts = [] } = this.tray ?? {};
     this.tray?.set([], []);
     conversation.turns.push({ role: "user", content: withTexts(text, texts), ...(media.length ? { media } : {}) });
-    await this.#answer(conversation);
+    return this.#answer(conversation);
   }
 
   stop(conversation = this.conversation) { this.#running.get(conversation)?.abort(); }
@@ -113,56 +114,94 @@ export class Chat {
 
   async #answer(conversation, goesOn = null) {
     const turn = goesOn ?? newAnswer(this.model.id);
-    const base = goesOn ? { content: turn.content, seconds: turn.seconds } : { content: "", seconds: 0 };
-    Object.assign(turn, { finish: "", error: "", report: null, note: "" });
+    Object.assign(turn, { finish: "", error: "", report: null, note: "", stream: startOf(turn, newStreamId()) });
     if (!goesOn) conversation.turns.push(turn);
+    await this.#run(conversation, turn, (signal) => this.#asked(conversation, turn, signal));
+  }
+
+  /** Go on with an answer that this tab was reading when it was loaded again. Without the server's help it stays interrupted. */
+  async resume(id) {
+    const conversation = id === this.conversation.id ? this.conversation : await this.#store.get(id);
+    const turn = conversation?.turns.at(-1);
+    if (!turn?.stream || this.#running.has(conversation)) return;
+    const written = kept(`written ${id}`, "sessionStorage") ?? "";
+    keep(`written ${id}`, "", "sessionStorage");
+    if (written.length > turn.content.length) Object.assign(turn, { content: written, steps: [] });
+    turn.finish = "";
+    await this.#run(conversation, turn, (signal) => askAgain(turn.stream.id, signal));
+  }
+
+  /** The page is going away: what is being written is kept as it is, and is no failure. */
+  leave() {
+    this.#leaving = true;
+    for (const { id, turns } of this.#running.keys()) keep(`written ${id}`, turns.at(-1).content, "sessionStorage"); // the store is too slow
+  }
+
+  async #run(conversation, turn, chunks) {
     const controller = new AbortController();
     this.#running.set(conversation, controller);
-    keep("open", conversation.id, "sessionStorage");
+    this.#keepRunning();
+    keep("open", this.conversation.id, "sessionStorage");
     this.draw();
     this.#toEnd();
     this.#on.changed();
     await this.#save(conversation); // so that even a page that dies now has the question
-    try {
-      await this.#stream(conversation, turn, base, controller.signal);
-    } catch (error) {
-      if (error.name === "AbortError") turn.finish = "stopped";
-      else Object.assign(turn, { finish: "error", error: sentence(error) });
-      if (!(error instanceof ServerError) && error.name !== "AbortError") console.error(error);
-      if (error.lost) this.#on.server();
-    } finally {
-      this.#running.delete(conversation);
-      if (conversation === this.conversation) {
-        this.draw();
-        this.#parts.told.textContent = turn.error ? "" : turn.finish === "stopped" ? "Stopped." : "The answer is complete.";
-      }
-      await this.#save(conversation);
-      this.#on.changed();
+    const error = await this.#read(conversation, turn, chunks(controller.signal)).catch((failure) => failure);
+    if (this.#leaving) return;
+    if (error) this.#failed(turn, error);
+    delete turn.stream;
+    this.#running.delete(conversation);
+    this.#keepRunning();
+    if (conversation === this.conversation) {
+      this.draw();
+      this.#parts.told.textContent = turn.error ? "" : turn.finish === "stopped" ? "Stopped." : "The answer is complete.";
     }
+    await this.#save(conversation);
+    this.#on.changed();
   }
 
-  async #stream(conversation, turn, base, signal) {
+  #failed(turn, error) {
+    if (error.name === "AbortError") {
+      turn.finish = "stopped";
+      endStream(turn.stream.id);
+    } else if (error.code === "no_stream") turn.finish = "interrupted";
+    else Object.assign(turn, { finish: "error", error: sentence(error) });
+    if (!(error instanceof ServerError) && error.name !== "AbortError") console.error(error);
+    if (error.lost) this.#on.server();
+  }
+
+  /** The chunks of an answer that is asked for now. */
+  async* #asked(conversation, turn, signal) {
     const asked = this.#settings.request();
-    const about = { ...conversation, turns: base.content ? conversation.turns : conversation.turns.slice(0, -1) };
+    const about = { ...conversation, turns: turn.content ? conversation.turns : conversation.turns.slice(0, -1) };
     const first = await this.#fit(about, asked, signal);
     if (first !== conversation.first) {
       conversation.first = first;
       if (conversation === this.conversation) this.draw();
     }
-    const begin = performance.now();
-    let drawn = 0, saved = begin, pause = DRAW, ended = "stop";
+    turn.stream.begun = Date.now();
     const body = { model: this.model.id, ...asked, messages: messages(about, first), speculation: { ...asked.speculation, trace: true },
       ...(this.#on.asTokens() ? { logprobs: true, top_logprobs: ALTERNATIVES } : {}) };
-    for await (const chunk of ask(body, signal)) {
+    yield* ask(body, signal, turn.stream.id);
+  }
+
+  async #read(conversation, turn, chunks) {
+    const { stream } = turn;
+    let begun = false, drawn = 0, saved = performance.now(), pause = DRAW, ended = "stop";
+    for await (const chunk of chunks) {
+      if (!begun) { // what was stored of it comes again
+        begun = true;
+        Object.assign(turn, { content: stream.content, thoughts: stream.thoughts, steps: stream.steps <= turn.steps.length ? turn.steps.slice(0, stream.steps) : [] });
+      }
       const choice = chunk.choices[0];
       turn.content += choice?.delta?.content ?? "";
       turn.thoughts += choice?.delta?.reasoning_content ?? "";
       if (chunk.paceline) turn.steps.push(withOthers(chunk.paceline, choice?.logprobs?.content));
       if (chunk.usage) turn.used = chunk.usage.total_tokens;
       if (chunk.warnings) turn.note = chunk.warnings.join("; ");
+      turn.seconds = stream.seconds + (Date.now() - stream.begun) / 1000;
+      if (chunk.speculation) turn.report = { ...chunk.speculation, seconds: stream.seconds + chunk.speculation.seconds };
       const now = performance.now();
-      turn.seconds = base.seconds + (now - begin) / 1000;
-      if (chunk.speculation) turn.report = { ...chunk.speculation, seconds: base.seconds + chunk.speculation.seconds };
       if (now - drawn > pause && conversation === this.conversation) {
         this.#grow();
         drawn = performance.now();
@@ -278,6 +317,7 @@ export class Chat {
   }
 
   #draftName() { return `draft ${this.conversation.turns.length ? this.conversation.id : "new"}`; }
+  #keepRunning() { keep("running", [...this.#running.keys()].map((one) => one.id).join(" "), "sessionStorage"); }
   #keepDraft() { keep(this.#draftName(), this.#parts.prompt.value, "sessionStorage"); }
 
   setPrompt(text) {

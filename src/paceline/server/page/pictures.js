@@ -1,6 +1,6 @@
 // Pictures and sound of the next message: pasted, dropped or chosen; thumbnails; what of them goes to the server.
 
-import { isText, textOf } from "./attached.js";
+import { isPdf, isText, textOf } from "./attached.js";
 import { button, make } from "./dom.js";
 
 const SIDE = 4096; // pixels; larger pictures are scaled down here
@@ -43,6 +43,7 @@ export function shown(media, take = null) {
 
 export class Tray {
   #box; #say; #reads; #count; media = []; texts = [];
+  reading = ""; // the name of the file that is being read
 
   /** `box`: where thumbnails are shown; `reads()`: kinds that the model reads; `count(media)`: tokens of one, by the server. */
   constructor(box, say, reads, count) {
@@ -62,9 +63,8 @@ export class Tray {
   async add(files) {
     for (const file of files) {
       const kind = file.type.split("/")[0];
-      if (isText(file)) {
-        try { this.set(this.media, [...this.texts, await textOf(file)]); } catch (error) { this.#say(`${error.message}.`); }
-      } else if (!["image", "audio"].includes(kind)) this.#say(`${file.name} is neither text nor a picture nor sound.`);
+      if (isText(file) || isPdf(file)) await this.#addText(file);
+      else if (!["image", "audio"].includes(kind)) this.#say(`${file.name} is neither text nor a PDF, a picture or sound.`);
       else if (!this.#reads().includes(kind)) this.#say(`${file.name} is not taken: this model does not read ${kind === "image" ? "pictures" : "sound"}.`);
       else if (file.size > MOST_BYTES) this.#say(`${file.name} has more than 20 MiB: choose a smaller one.`);
       else {
@@ -77,6 +77,17 @@ export class Tray {
     }
   }
 
+  async #addText(file) {
+    this.reading = file.name;
+    this.draw();
+    try {
+      const read = await textOf(file);
+      this.texts = [...this.texts, read];
+    } catch (error) { this.#say(`${error.message}.`); }
+    this.reading = "";
+    this.draw();
+  }
+
   set(media, texts = this.texts) {
     this.media = media;
     this.texts = texts;
@@ -84,10 +95,11 @@ export class Tray {
   }
 
   draw() {
-    this.#box.replaceChildren(...shown(this.media, true), ...this.texts.map(({ name, text }, i) => make("span", { class: "chip" },
-      `${name}, ${text.length.toLocaleString("en")} letters`,
-      button("×", { class: "remove", "data-text": String(i), "aria-label": `Take back ${name}` }))));
-    this.#box.hidden = !(this.media.length || this.texts.length);
+    this.#box.replaceChildren(...shown(this.media, true), ...this.texts.map(({ name, size }, i) => make("span", { class: "chip" },
+      `${name}, ${size}`,
+      button("×", { class: "remove", "data-text": String(i), "aria-label": `Take back ${name}` }))),
+    ...(this.reading ? [make("span", { class: "chip" }, `${this.reading} is being read`)] : []));
+    this.#box.hidden = !(this.media.length || this.texts.length || this.reading);
   }
 }
 

@@ -1,10 +1,11 @@
 // Talks to the server: streams as async generators of parsed events, questions as promises.
 
-/** `lost`: the server is gone or cannot be reached, which may pass. */
+/** `lost`: the server is gone or cannot be reached, which may pass. `code`: the server's own word for what is wrong. */
 export class ServerError extends Error {
-  constructor(message, lost = false) {
+  constructor(message, lost = false, code = "") {
     super(message);
     this.lost = lost;
+    this.code = code;
   }
 }
 
@@ -21,10 +22,25 @@ export class EventSplitter {
   }
 }
 
+const STREAM = "X-Paceline-Stream"; // by its id an answer is read again, after this page was loaded anew
+
+export const newStreamId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
 /** Ask for a stream; yields chunks until [DONE]. Throws ServerError with the server's own words. */
-export async function* ask(request, signal) {
+export async function* ask(request, signal, id = "") {
   const path = request.messages ? "v1/chat/completions" : "v1/completions";
-  const response = await post(path, { ...request, stream: true, stream_options: { include_usage: true } }, signal);
+  yield* chunks(await post(path, { ...request, stream: true, stream_options: { include_usage: true } }, signal, id ? { [STREAM]: id } : {}));
+}
+
+/** The chunks of an answer that was asked for with an id, from its first one. Throws ServerError if the server has it no more. */
+export async function* askAgain(id, signal) {
+  yield* chunks(await answered(fetch("stream", { headers: { [STREAM]: id }, signal })));
+}
+
+/** Nobody wants the rest of an answer. */
+export const endStream = (id) => fetch("stream", { method: "DELETE", headers: { [STREAM]: id }, keepalive: true }).catch(() => {});
+
+async function* chunks(response) {
   const splitter = new EventSplitter();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   while (true) {
@@ -51,13 +67,15 @@ export async function about() {
   return { state: health.status, models: models.data };
 }
 
-async function post(path, body, signal) {
-  const response = await fetch(path, {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
-  }).catch((error) => { throw told(error, "the server cannot be reached"); });
+const post = (path, body, signal, headers = {}) => answered(fetch(path, {
+  method: "POST", headers: { "Content-Type": "application/json", ...headers }, body: JSON.stringify(body), signal,
+}));
+
+async function answered(asked) {
+  const response = await asked.catch((error) => { throw told(error, "the server cannot be reached"); });
   if (response.ok) return response;
   const answer = await response.json().catch(() => null);
-  throw new ServerError(answer?.error?.message ?? `the server answered ${response.status}`, response.status === 503);
+  throw new ServerError(answer?.error?.message ?? `the server answered ${response.status}`, response.status === 503, answer?.error?.code);
 }
 
 const told = (error, message) => (error.name === "AbortError" ? error : new ServerError(message, true));

@@ -23,6 +23,12 @@ export function checked(record) {
   };
 }
 
+/** Where an answer began that is being written: by that the page goes on with it after it was loaded again. */
+export const startOf = ({ content, thoughts, steps, seconds }, id) => ({ id, content, thoughts, steps: steps.length, seconds, begun: Date.now() });
+
+const isStart = (start) => isObject(start) && /^[0-9a-f]{32}$/.test(start.id) && isText(start.content) && isText(start.thoughts)
+  && [start.steps, start.seconds, start.begun].every((value) => Number.isFinite(value) && value >= 0);
+
 function checkedTurn(turn) {
   if (turn.role === "user") {
     const media = checkedMedia(turn.media);
@@ -31,7 +37,7 @@ function checkedTurn(turn) {
   const texts = Object.fromEntries(["thoughts", "finish", "error", "note", "model"].map((name) => [name, isText(turn[name]) ? turn[name] : ""]));
   return {
     ...newAnswer(""), ...texts, content: turn.content, finish: texts.finish || "interrupted", steps: checkedSteps(turn.steps),
-    report: isObject(turn.report) ? turn.report : null, seconds: Number.isFinite(turn.seconds) ? turn.seconds : 0, used: count(turn.used),
+    report: isObject(turn.report) ? turn.report : null, seconds: Number.isFinite(turn.seconds) ? turn.seconds : 0, used: count(turn.used), ...(isStart(turn.stream) ? { stream: turn.stream } : {}),
   };
 }
 
