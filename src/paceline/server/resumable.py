@@ -157,7 +157,11 @@ class Resumable:
         if len(self._answers) >= self._bounds.count:
             await self._app(scope, receive, send)
             return
-        answer = self._answers[key] = _Answer(self._bounds, lambda: self._answers.pop(key, None))
+
+        def forget() -> None:
+            self._answers.pop(key, None)
+
+        answer = self._answers[key] = _Answer(self._bounds, forget)
         work = asyncio.ensure_future(self._work(answer, await receive(), scope))
         try:
             await _listen(answer, receive, send)
