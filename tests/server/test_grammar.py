@@ -14,7 +14,7 @@ from paceline.chat.forms import Limits, checked_schema
 from paceline.core import Constraint
 from paceline.errors import UsageError
 from paceline.text.grammar import GrammarConstraint, Grammars
-from paceline.text.phases import AfterThinking
+from paceline.text.phases import AfterThinking, BoundedThinking
 from paceline.text.tokenizer import Tokenizer
 from server.fake_engine import make_tokenizer
 from server.grammars import calls_in, grammars_of
@@ -163,6 +163,43 @@ def test_thinking_comes_before_the_grammar() -> None:
     direct.commit(ab)
     assert np.flatnonzero(direct.masks([])[0]).tolist() == [1, 4]
     grammars.close()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("most", [0, 2, 5])
+def test_a_thought_ends_at_its_budget(inside: bool, most: int) -> None:
+    """And looking ahead along a draft says what is said token by token, wherever the draft goes."""
+    size, opening, closing = 12, 10, 11
+
+    class Even:
+        def masks(self, draft: list[int]) -> list[np.ndarray]:
+            return [np.arange(size) % 2 == 0] * (len(draft) + 1)
+
+        def commit(self, tokens: list[int]) -> None:
+            pass
+
+    for inner in (None, Even()):
+        rng = random.Random(most)
+        for _ in range(40):
+            written = BoundedThinking(inner, (opening, closing), inside, most, size)
+            draft = [rng.choice((3, 4, 5, opening, closing)) for _ in range(14)]
+            ahead, left = written.masks(draft), most if inside else None
+            for i, token in enumerate([*draft, 0]):
+                (mask,) = written.masks([])
+                assert (mask is None) == (ahead[i] is None)
+                assert mask is None or np.array_equal(mask, ahead[i])
+                if left == 0:
+                    assert np.flatnonzero(mask).tolist() == [closing]
+                else:
+                    assert (mask is None) if inner is None else mask[0]
+                written.commit([token])
+                left = (
+                    most
+                    if token == opening
+                    else None
+                    if token == closing or left is None
+                    else max(0, left - 1)
+                )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
+from families import tokenizer_of
+from paceline.chat.road import make_render
+from paceline.server.schema import ChatRequest, CompletionRequest, Message, ResponseFormat, Tool, ToolCall
 from paceline.server.start import start
+from paceline.server.unknown import _CALLED, _CHANGES_TEXT
+from paceline.text.formats.choose import format_of
 from paceline.text.grammar import Grammars
 from server.fake_engine import FakeEngine, make_tokenizer
 from server.grammars import grammars_of
@@ -89,8 +94,6 @@ def test_suffix_may_be_null_or_empty_and_is_named_where_it_is_not(s: Served) -> 
 WARNED: list[tuple[dict[str, Any], list[str]]] = [
     ({"bogus": 1}, ["bogus"]),
     ({"keep_alive": "5m", "id_slot": 0}, ["keep_alive", "id_slot"]),
-    ({"skip_special_tokens": False}, ["skip_special_tokens"]),
-    ({"thinking_budget": 100, "thinking_token_budget": 5}, ["thinking_budget", "thinking_token_budget"]),
     ({"tfs_z": 1, "cfg_scale": 1.0, "bad_words_ids": []}, ["tfs_z", "cfg_scale", "bad_words_ids"]),
     ({"response_format": {"type": "text", "odd": 1}}, ["response_format.odd"]),
     ({"prediction": {"type": "content", "content": "x", "odd": {"deep": [1]}}}, ["prediction.odd"]),
@@ -144,7 +147,6 @@ def test_the_log_says_each_name_once(caplog: pytest.LogCaptureFixture) -> None:
     ("more", "param"),
     [
         ({"bogus": 1}, "bogus"), ({"keep_alive": "5m"}, "keep_alive"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"messages": [{**USER[0], "id": "x"}]}, "messages.0.id"), ({"model": None}, "model"),
         ({"model": ""}, "model"), ({"model": "gpt-4o"}, "model"),
     ],
@@ -168,6 +170,67 @@ def test_what_would_change_the_text_is_held_or_refused(s: Served, path: str, nam
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
     assert "would change the text" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_no_field_that_would_change_the_text_is_passed_over(s: Served, path: str) -> None:
+    """Each of the list, with values that are on and off; and those that have another name here, with that name."""
+    fields = ChatRequest.model_fields if path == CHAT else CompletionRequest.model_fields
+    for name, off in _CHANGES_TEXT.items():
+        if name in fields:
+            continue  # it holds here
+        values = off if isinstance(off, tuple) else (off,)
+        assert s.client.post(path, json=body_for(path, {name: values[0]})).status_code == 200, name
+        answer = s.client.post(path, json=body_for(path, {name: "on"}))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    for name, ours in _CALLED.items():
+        answer = s.client.post(path, json=body_for(path, {name: 1}))
+        assert answer.status_code == 400, name
+        assert f"is called {ours} here" in answer.json()["error"]["message"]
+        assert ours in fields
+    answer = s.client.post(path, json=body_for(path, {"skip_special_tokens": False}))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "skip_special_tokens")
+
+
+def test_what_a_known_field_says_it_does_not_do_changes_no_text() -> None:
+    """Of the fields that requests are read with, the ones without an effect are these."""
+    silent = {
+        name
+        for model in (ChatRequest, CompletionRequest, Message, ResponseFormat, Tool, ToolCall)
+        for name, field in model.model_fields.items()
+        if "ignored" in (field.description or "") or "no effect" in (field.description or "")
+    }
+    assert silent == {
+        "keep_alive", "id_slot",  # where models and slots are kept
+        "user", "metadata", "store", "service_tier", "safety_identifier",  # who asks, and how it is billed
+        "prompt_cache_key", "prompt_cache_retention", "cache_control",  # prefixes are found by their tokens
+        "name", "strict", "index",  # a schema always holds
+        "reasoning_details", "provider_specific_fields", "audio", "annotations",  # of old answers, which have a text
+        "verbosity",  # a wish that no template here reads
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"thinking_budget": 3}, {"thinking_token_budget": 3}, {"thinking_budget_tokens": 3}, {"reasoning_budget": 3},
+        {"reasoning": {"max_tokens": 3}}, {"thinking": {"type": "enabled", "budget_tokens": 3}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_thought_may_be_bounded(more: dict[str, Any]) -> None:
+    tokenizer = tokenizer_of("families/qwen3")
+    engine = FakeEngine(tokenizer, "<think>one two three four five six seven eight</think>yes")
+    chat = format_of(tokenizer)
+    with served(engine, chat=(make_render(tokenizer)[0], chat)) as s:
+        whole = s.post(CHAT, messages=USER, max_tokens=200).json()["choices"][0]["message"]
+        made = s.post(CHAT, messages=USER, max_tokens=200, **more).json()
+        thought = made["choices"][0]["message"]["reasoning_content"]
+        assert len(tokenizer.encode(thought, add_bos=False)) == 3
+        assert whole["reasoning_content"].startswith(thought)
+        assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] >= 3
+        free = s.post(CHAT, messages=USER, max_tokens=200, thinking_budget=-1).json()["choices"][0]["message"]
+        assert free == whole
 
 
 def test_a_prompt_may_be_cut_to_its_last_tokens(s: Served) -> None:
@@ -432,7 +495,8 @@ def test_reasoning_in_history_is_reasoning_content(s: Served, seen: list[Any]) -
     [
         ({"reasoning": {"effort": "high"}}, True), ({"reasoning": {"effort": "none"}}, False),
         ({"reasoning": {"enabled": False}}, False), ({"think": True}, True), ({"think": "low"}, True),
-        ({"think": False}, False), ({"enable_thinking": False}, False),
+        ({"think": False}, False), ({"enable_thinking": False}, False), ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "auto"}}, None),
         ({"reasoning_effort": "none", "think": True}, False),
         ({"chat_template_kwargs": {"enable_thinking": True}, "think": False}, True), ({}, None),
     ],

@@ -36,7 +36,8 @@ class Asked:
     """A conversation and how its answer is wanted.
 
     `continues`: the answer goes on with the last message. `variables`: the template's own, set by the client. `budget`:
-    soft tokens of a picture that names none. `strict`: messages that the template refuses are not repaired.
+    soft tokens of a picture that names none. `most_thought`: tokens of a thought, at most. `strict`: messages that the
+    template refuses are not repaired.
     """
 
     messages: Seq[Message]
@@ -50,6 +51,7 @@ class Asked:
     continues: bool = False
     opens_turn: bool = True
     budget: int | None = None
+    most_thought: int | None = None
     strict: bool = False
 
     @property

@@ -24,6 +24,7 @@ class Wanted(TypedDict, total=False):
     parallel_tool_calls: bool | None
     response_format: Mapping[str, Any] | None
     reasoning_effort: str | None
+    thinking_budget: int | None  # tokens of a thought, at most
     chat_template_kwargs: Mapping[str, Any] | None
 
 
@@ -57,8 +58,17 @@ def asked_of(chats: Chats, messages: Seq[Mapping[str, Any]], wanted: Mapping[str
         thinking=thinking,
         effort=effort,
         variables=given,
+        most_thought=_budget(wanted.get("thinking_budget")),
         continues=bool(plain) and can_continue(plain[-1]),
     )
+
+
+def _budget(given: object) -> int | None:
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 0):
+        raise UsageError(
+            f"thinking_budget={shown(given)} is not possible: give tokens, 0 or more, or leave it out"
+        )
+    return given
 
 
 def choice_of(given: object, names: Seq[str]) -> ToolChoice:

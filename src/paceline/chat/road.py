@@ -12,7 +12,7 @@ from paceline.chat.asked import Asked, Message, Tool
 from paceline.chat.constraint import Grammars, Make, compiled, lead_of, needed
 from paceline.chat.messages import plain, text_of, unfinished
 from paceline.chat.repairs import rendered
-from paceline.core import SamplingParams
+from paceline.core import Constraint, SamplingParams
 from paceline.errors import UsageError
 from paceline.media.prompts import opened, prompt_of
 from paceline.text.chat import ChatTemplate, TemplateUnusable
@@ -22,6 +22,7 @@ from paceline.text.formats.hermes import HERMES
 from paceline.text.formats.needs import suited, suited_tools
 from paceline.text.formats.probe import PLAIN
 from paceline.text.marked import Answer
+from paceline.text.phases import BoundedThinking
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -102,10 +103,35 @@ class Chats:
         self, grammars: Grammars, asked: Asked, prompt: Prompt
     ) -> Callable[[], Make | None] | None:
         """What compiles the constraint: it takes a while, and raises UsageError. None: there is none to compile."""
-        if not needed(asked):
-            return None
-        lead = lead_of(asked, self.format, prompt.text, prompt.inside)
-        return partial(compiled, grammars, asked, lead)
+        work = None
+        if needed(asked):
+            work = partial(compiled, grammars, asked, lead_of(asked, self.format, prompt.text, prompt.inside))
+        if asked.most_thought is None or (self.bounds_thoughts and self._thought_marks is None):
+            return work
+        if self._thought_marks is None:
+            raise UsageError(
+                "this model's thoughts have no tokens around them, so they cannot be bounded: leave it out"
+            )
+        bound = partial(
+            BoundedThinking,
+            marks=self._thought_marks,
+            inside=prompt.inside,
+            most=asked.most_thought,
+            vocab_size=self.tokenizer.vocab_size,
+        )
+        return partial(_bounded, work, bound)
+
+    @property
+    def bounds_thoughts(self) -> bool:
+        """Whether `Asked.most_thought` can hold. Where a model has no thoughts at all it does by itself."""
+        return self.format.thoughts is None or self._thought_marks is not None
+
+    @property
+    def _thought_marks(self) -> tuple[int, int] | None:
+        """The tokens around a thought, if they are two."""
+        thoughts = self.format.thoughts
+        ids = [self.tokenizer.token_id(m) for m in ((thoughts.opening, thoughts.closing) if thoughts else ())]
+        return None if len(ids) != 2 or ids[0] is None or ids[1] is None else (ids[0], ids[1])
 
     def stops(self, asked: Asked) -> tuple[int, ...]:
         """Tokens that end the answer: the format's, and the end of a call where one is to be the only."""
@@ -126,7 +152,7 @@ class Chats:
     ) -> Turn:
         """The parameters with the constraint and the ends that are asked for. Raises UsageError."""
         constraint = params.constraint
-        if needed(asked):
+        if needed(asked) or asked.most_thought is not None:
             if constraint is not None:
                 raise UsageError("constraint: response_format and forced calls make their own: leave it out")
             work = self.constraint(grammars(), asked, prompt)
@@ -145,6 +171,14 @@ class Chats:
         chat = replace(own, calls=HERMES) if schemas and own.calls is None else own
         events = Answer(self.tokenizer, params, chat, inside, schemas or None)
         return ChatAnswer(events, name, 1 if asked.one_call else most, own.needs.short_ids)
+
+
+def _bounded(
+    work: Callable[[], Make | None] | None, bound: Callable[[Constraint | None], Constraint]
+) -> Make:
+    """A maker of constraints that bound a thought, beside what `work` compiles."""
+    make = None if work is None else work()
+    return lambda: bound(None if make is None else make())
 
 
 def _variables(asked: Asked) -> dict[str, Any]:

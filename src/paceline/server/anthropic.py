@@ -75,7 +75,7 @@ class Choice(Part):
 
 class Thinking(Part):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Any = Field(None, description="accepted and ignored")
+    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="tokens of a thought, at most")
     display: Any = Field(None, description="accepted and ignored")
 
 
@@ -141,7 +141,12 @@ def envelope(error: ApiError) -> dict[str, Any]:
 
 async def prepare_reply(service: Service, body: MessagesRequest, key: str) -> Reply:
     """As prepare_chat, for a request of this API. Raises ApiError."""
-    warnings = service.warnings(body) + service.unknown.left_out(_left_out(body))
+    left = _left_out(body)
+    if body.thinking is not None and body.thinking.budget_tokens and not service.room.chats.bounds_thoughts:
+        left["thinking.budget_tokens"] = (
+            "this model's thoughts have no tokens around them, so they are not bounded"
+        )
+    warnings = service.warnings(body) + service.unknown.left_out(left)
     chat = await prepare_chat(service, await asyncio.to_thread(_chat, service, body), key)
     chat.warnings += warnings
     return Reply(chat, body)
@@ -167,6 +172,8 @@ def _chat(service: Service, body: Counted) -> ChatRequest:
         given["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
     if config is not None and config.format is not None:
         given["response_format"] = {"type": "json_schema", "json_schema": {"schema": config.format.schema_}}
+    if thinking is not None and thinking.type == "enabled" and service.room.chats.bounds_thoughts:
+        given["thinking_budget"] = thinking.budget_tokens
     if isinstance(body, MessagesRequest):
         same = ("temperature", "top_p", "top_k", "seed", "speculation", "stream")
         given |= {name: getattr(body, name) for name in same}

@@ -34,6 +34,7 @@ def asked_of(room: Room, body: ChatRequest, config: ServerConfig) -> Asked:
         continues=goes_on,
         opens_turn=body.add_generation_prompt is not False,
         budget=_budget(body),
+        most_thought=None if body.thinking_budget == -1 else body.thinking_budget,
         strict=config.strict,
     )
 

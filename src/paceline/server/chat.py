@@ -242,7 +242,10 @@ async def _constraint(
     service: Service, room: Room, body: ChatRequest, asked: Asked, prompt: Prompt
 ) -> Make | None:
     """What a grammar holds of the answer, compiled. Raises ApiError 400."""
-    work = room.chats.constraint(room.grammars, asked, prompt)
+    try:
+        work = room.chats.constraint(room.grammars, asked, prompt)
+    except UsageError as error:
+        raise refuse("thinking_budget", str(error)) from error
     if work is None:
         return None
     try:

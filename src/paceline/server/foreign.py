@@ -162,11 +162,20 @@ def _settle_thinking(body: ChatRequest) -> None:
     for name in (options.model_extra or {}) if options is not None else ():
         if name in RESERVED:
             raise refuse(f"chat_template_kwargs.{name}", "is not for clients to set: leave it out")
+    budgets = [
+        getattr(body, name)
+        for name in ("thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
+    ]
+    budgets += [body.thinking and body.thinking.budget_tokens, body.reasoning and body.reasoning.max_tokens]
+    if body.thinking_budget is None:
+        body.thinking_budget = next((budget for budget in budgets if budget is not None), None)
     if body.reasoning_effort is not None:
         return
     thinks: bool | str | None = body.enable_thinking
     if thinks is None:
         thinks = body.think
+    if thinks is None and body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
+        thinks = body.thinking.type == "enabled"
     if thinks is None and body.reasoning is not None:
         thinks = body.reasoning.effort if body.reasoning.effort is not None else body.reasoning.enabled
     if thinks is not None:

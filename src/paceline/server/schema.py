@@ -226,6 +226,10 @@ class Message(Part):
     refusal: Any = Field(None, description="the content of a turn that has none")
     audio: Any = Field(None, description="accepted and ignored")
     annotations: Any = Field(None, description="accepted and ignored")
+    prefix: bool | None = Field(
+        None, description="DeepSeek's and Mistral's: a last turn is gone on with by itself"
+    )
+    partial: bool | None = Field(None, description="Kimi's: the same as prefix")
     function_call: FunctionCall | None = Field(None, description="the older form of tool_calls")
 
 
@@ -274,6 +278,14 @@ class Reasoning(Part):
 
     effort: str | None = Field(None, max_length=32)
     enabled: bool | None = None
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="the same as thinking_budget")
+
+
+class Thinking(Part):
+    """`thinking` of DeepSeek, GLM and Kimi, in Anthropic's form."""
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="the same as thinking_budget")
 
 
 _AS_MANY_AS_FIT = "-1: as many as fit"
@@ -430,7 +442,7 @@ class Sampling(Named):
     speculation: Speculation | None = None
     cache_salt: str | None = Field(None, max_length=256, description="shares prefixes only with equal salts")
     cache_prompt: bool | None = Field(None, description="false: shares no prefix with another request")
-    skip_special_tokens: bool | None = Field(None, description="false has no effect")
+    skip_special_tokens: bool | None = Field(None, description="must be true: special tokens are not shown")
     keep_alive: Any = Field(None, description="has no effect")
     id_slot: Any = Field(None, description="has no effect")
     user: Any = Field(None, description="accepted and ignored")
@@ -483,6 +495,17 @@ class ChatRequest(Sampling):
     reasoning: Reasoning | None = None
     think: bool | str | None = Field(None, description="Ollama's: whether to think")
     enable_thinking: bool | None = None
+    thinking: Thinking | None = Field(None, description="whether to think, and for how many tokens")
+    thinking_budget: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="tokens of a thought at most; -1: any"
+    )
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="the same as thinking_budget"
+    )
+    thinking_budget_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="the same as thinking_budget"
+    )
+    reasoning_budget: int | None = Field(None, ge=-1, le=2**31 - 1, description="the same as thinking_budget")
     chat_template_kwargs: TemplateOptions | None = None
     image_tokens: int | None = Field(None, description="of each picture that names no budget, at most")
     mm_processor_kwargs: dict[str, Any] | None = Field(

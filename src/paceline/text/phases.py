@@ -1,4 +1,4 @@
-"""Constraints that hold for a part of the text only: behind the thinking, or inside the tool calls.
+"""Constraints that hold for a part of the text only: behind the thinking, in it, or inside the tool calls.
 
 Looking ahead along a draft crosses the borders of the parts as writing does, and leaves the state as it was.
 """
@@ -69,6 +69,42 @@ def _with(mask: np.ndarray | None, tokens: Iterable[int]) -> np.ndarray | None:
         mask = mask.copy()
         mask[list(tokens)] = True
     return mask
+
+
+class BoundedThinking:
+    """A thought of so many tokens at most: then only its closing mark may follow. Beside another constraint, if any."""
+
+    def __init__(
+        self, inner: Constraint | None, marks: tuple[int, int], inside: bool, most: int, vocab_size: int
+    ) -> None:
+        """`marks`: the tokens that open and close a thought; `inside`: the prompt has opened one."""
+        self._inner, (self._open, self._close), self._most = inner, marks, most
+        # tokens that the thought may still have; None: no thought
+        self._left: int | None = most if inside else None
+        self._only_close = np.zeros(vocab_size, dtype=bool)
+        self._only_close[self._close] = True
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        inner: list[np.ndarray | None] = [None] * (len(draft) + 1)
+        out = inner if self._inner is None else list(self._inner.masks(draft))
+        left = self._left
+        for i in range(len(draft) + 1):
+            if left == 0:
+                out[i] = self._only_close
+            if i < len(draft):
+                left = self._after(left, draft[i])
+        return out
+
+    def commit(self, tokens: Seq[int]) -> None:
+        if self._inner is not None:
+            self._inner.commit(tokens)
+        for token in tokens:
+            self._left = self._after(self._left, token)
+
+    def _after(self, left: int | None, token: int) -> int | None:
+        if token == self._open:
+            return self._most
+        return None if left is None or token == self._close else max(0, left - 1)
 
 
 class InsideCalls:
