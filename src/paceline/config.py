@@ -64,7 +64,7 @@ class StepOptions:
         aliases=("max_num_seqs", "max_running_requests", "n_parallel", "parallel"), doors=EVERYWHERE,
     )  # fmt: skip
     prefill_chunk: int = option(
-        64, Whole(), "Prompt tokens per step beside texts that decode.", MEMORY, doors=EVERYWHERE
+        64, Whole(), "Prompt tokens per step beside texts that decode, at most.", MEMORY, doors=EVERYWHERE
     )
     step_tokens: int = option(
         512, Whole(), "Prompt tokens per step when nothing decodes.", MEMORY,

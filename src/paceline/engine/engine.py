@@ -18,6 +18,7 @@ from paceline.core import Blend, Completion, Delta, SamplingParams, Sequence, St
 from paceline.drafters.base import Drafter
 from paceline.engine.emit import cut_off
 from paceline.engine.forced import ForcedAcceptance
+from paceline.engine.pace import Pace
 from paceline.engine.pooling import Pool
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import Scheduler
@@ -89,7 +90,10 @@ class Engine:
             dict(parts.drafters),
             parts.policy,
             Scheduler(
-                max_batch=parts.max_batch, step_tokens=parts.step_tokens, prefill_chunk=parts.prefill_chunk
+                max_batch=parts.max_batch,
+                step_tokens=parts.step_tokens,
+                prefill_chunk=parts.prefill_chunk,
+                pace=Pace() if parts.own_threads else None,
             ),
             self.max_len,
             parts.draft_tokens,

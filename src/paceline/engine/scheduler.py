@@ -1,7 +1,8 @@
 """Which sequences take part in the next step, and with how many tokens. Host integers only: no torch.
 
 Rows that decode always take part. Prefill fills what the step's token budget leaves, in small chunks while others
-decode, so that a long prompt cannot starve them. First come, first served; the newest is preempted first.
+decode, in smaller ones where such steps take long (pace.py), so that a long prompt cannot starve them.
+First come, first served; the newest is preempted first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core import Sequence
+from paceline.engine.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,12 @@ class ScheduledChunk:
 
 
 class Scheduler:
-    def __init__(self, *, max_batch: int, step_tokens: int, prefill_chunk: int) -> None:
-        """Most prompt tokens in a step: `step_tokens` where nothing decodes, else `prefill_chunk`."""
+    def __init__(
+        self, *, max_batch: int, step_tokens: int, prefill_chunk: int, pace: Pace | None = None
+    ) -> None:
+        """Most prompt tokens of a step: `step_tokens` where nothing decodes, else `prefill_chunk` or as `pace` says."""
         self.max_batch, self.step_tokens, self.prefill_chunk = max_batch, step_tokens, prefill_chunk
+        self.pace = pace
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._leaders: dict[int, Sequence] = {}  # sequence id -> the sibling whose prompt pages it waits for
@@ -58,7 +63,7 @@ class Scheduler:
         """The next step. `admit` opens a sequence if there is room, `most` says how long its chunk is."""
         decoding = [s for s in self.running if len(s.tokens) - s.committed == 1]
         work = [ScheduledChunk(s, 1, True) for s in decoding]
-        left = self.prefill_chunk if decoding else self.step_tokens
+        left = self._beside if decoding else self.step_tokens
         for sequence in self.running:
             pending = len(sequence.tokens) - sequence.committed
             if pending > 1 and left > 0:
@@ -77,6 +82,11 @@ class Scheduler:
             work.append(ScheduledChunk(newcomer, count, count == pending))
             left -= count
         return work
+
+    @property
+    def _beside(self) -> int:
+        """Tokens of prompts in a step in which others decode."""
+        return self.prefill_chunk if self.pace is None else self.pace.rows(self.prefill_chunk)
 
     def _next_waiting(self) -> Sequence | None:
         for sequence in self.waiting:

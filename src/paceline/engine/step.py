@@ -40,4 +40,6 @@ def step(state: EngineState) -> list[Delta]:
     ended = any(delta.finish_reason is not None for delta in deltas)
     seconds = time.perf_counter() - begin
     state.policy.observe(outcome_of(plan, result, seconds, timed=not ended))
+    if state.scheduler.pace is not None:
+        state.scheduler.pace.observe(plan.prefill_rows, seconds)
     return deltas
