@@ -6,6 +6,7 @@ Weights are not read here, only fingerprinted.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -53,6 +54,16 @@ def check_content(path: Path, head: bytes) -> None:
         )
 
 
+def unreadable(path: Path, error: OSError) -> str:
+    """What an operating system's refusal to read a file means, and what to do."""
+    advice = {
+        errno.ENOMEM: "free memory, or take a smaller or quantized file",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+        errno.EIO: "the disk or network share fails: copy the file elsewhere",
+    }
+    return f"cannot read {path} ({error.strerror}): {advice.get(error.errno or 0, 'change its permissions')}"
+
+
 def check_file(path: Path) -> None:
     """Raise LoadError if there is something at `path` that is not the file it is named as."""
     if check_regular(path) is not None:
@@ -60,7 +71,7 @@ def check_file(path: Path) -> None:
             with path.open("rb") as file:
                 check_content(path, file.read(256))
         except OSError as error:
-            raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
+            raise LoadError(unreadable(path, error)) from error
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
@@ -74,7 +85,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
         with path.open("rb") as file:
             data = file.read(most + 1)  # it may grow while it is read
     except OSError as error:
-        raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
+        raise LoadError(unreadable(path, error)) from error
     check_content(path, data[:256])
     return data
 

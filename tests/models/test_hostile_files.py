@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import io
 import json
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.audit.client import Endpoint
-from paceline.checkpoints.gguf.reader import is_gguf
+from paceline.checkpoints.gguf.reader import Gguf, is_gguf
 from paceline.checkpoints.safetensors_file import read_header
 from paceline.cli import main
 from paceline.errors import (
@@ -325,3 +326,23 @@ def test_every_error_is_one_line() -> None:
     assert str(PacelineError("a\x1b[2Jb\r\nc\u2028d")) == r"a\x1b[2Jb\r\nc\u2028d"
     assert str(UsageError(5)) == "5"
     assert str(UsageError()) == ""
+
+
+# what the operating system refuses
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EACCES, "change its permissions"), (errno.ENOMEM, "free memory"), (errno.EMFILE, "ulimit -n")],
+)
+def test_a_file_that_cannot_be_read_says_what_to_do(tmp_path, monkeypatch, number, advice):
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(number, "refused")
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "x.gguf").write_bytes(bytes(64))
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(LoadError, match=f"refused.*{advice}"):
+        read_json(tmp_path / "config.json")
+    with pytest.raises(WeightsError, match=f"refused.*{advice}"):
+        Gguf(tmp_path / "x.gguf")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from paceline.checkpoints.gguf.blocks import BY_NAME, NAMES_OF_OTHERS, TYPES, dequantize
 from paceline.errors import LoadError, WeightsError
-from paceline.files import check_content, check_regular
+from paceline.files import check_content, check_regular, unreadable
 
 MAGIC = b"GGUF"
 INTEGERS = ("I32", "I64")
@@ -383,7 +383,7 @@ def _map(path: Path) -> mmap.mmap:
                 _wrong(path, f"it has only {size} bytes")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:
-        raise WeightsError(f"cannot read {path} ({error.strerror}): change its permissions") from error
+        raise WeightsError(unreadable(path, error)) from error
     except WeightsError:
         raise
     except LoadError as error:
