@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -153,3 +154,16 @@ def test_an_error_is_read_again_too(s: Served) -> None:
     assert answer.status_code == 400
     assert again(s).status_code == 404
     assert s.client.get(PATH).status_code == 404  # without an id it is a path that is not there
+
+
+def test_start_and_end_of_the_application_reach_it() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    async def never(*message: Any) -> Any:
+        raise AssertionError("nothing is read or sent")
+
+    asyncio.run(resumable.Resumable(app)({"type": "lifespan"}, never, never))
+    assert seen == ["lifespan"]

@@ -122,6 +122,9 @@ class Resumable:
         self._answers: dict[tuple[str, str], _Answer] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the application's start and end
+            await self._app(scope, receive, send)
+            return
         try:
             await self._dispatch(scope, receive, send)
         except ApiError as error:
