@@ -33,7 +33,6 @@ RUN: dict[str, str] = {
     'paceline run org/name:Q4_K_M "Hello"': OFFLINE,
     'paceline run google/gemma-4-E2B-it "Why is the sky blue?" --quantize int4': OFFLINE,
     "paceline check --quick": SMALL + "--drafter ngram --tokens 200 --seconds 1 --threads 1",
-    "paceline bench smollm2 --drafter auto -b 1 -t 0": SMALL + "-w code -k auto --rounds 1 --tokens 4 --min-seconds 0",
     "paceline serve smollm2": "by tests/clients/test_clients.py",
 }  # fmt: skip
 # what is named with a placeholder or alone, as in a table: the name has to be a command with a help of its own

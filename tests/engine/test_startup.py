@@ -192,9 +192,9 @@ def test_an_unknown_pair_is_found_out_by_drafting_and_kept_at_the_end(
 
 def test_only_a_pair_that_hardly_fits_is_complained_of() -> None:
     assert complaint(Known((0.3,)), "mtp") is None
-    for name in ("model", "heads", "dflash2"):  # `paceline train` makes none of these
+    for name in ("model", "heads"):  # `paceline train` makes none of these
         assert "give a smaller model of the target's own family" in (complaint(Known((0.1,)), name) or "")
-    for name in ("mtp", "eagle3", "dflash", "dspark"):
+    for name in ("mtp", "eagle3", "dflash", "dflash2", "dspark"):
         assert "paceline train" in (complaint(Known((0.1,)), name) or "")
 
 
