@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline import memory
-from paceline.memory import BLOCK, HUGE, LINE, Arena, freeze_objects
+from paceline.memory import BLOCK, HUGE, LINE, Arena, freeze_objects, give_back_freed
 
 
 def test_pieces_are_zero_aligned_and_do_not_overlap() -> None:
@@ -88,6 +88,25 @@ def test_what_is_loaded_is_left_out_of_later_collections() -> None:
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_what_was_freed_is_given_back_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Library:
+        def __init__(self, name: str | None) -> None:
+            assert name is None  # the C library that this process runs with
+
+        def malloc_trim(self, pad: int) -> int:
+            asked.append(pad)
+            return 1
+
+    give_back_freed()  # the real one
+    monkeypatch.setattr(memory.ctypes, "CDLL", Library)
+    give_back_freed()
+    assert asked == [0]
+    monkeypatch.delattr(Library, "malloc_trim")  # as of musl and of macOS
+    give_back_freed()
 
 
 def test_the_last_level_cache_is_the_largest_that_the_system_names(

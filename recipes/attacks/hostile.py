@@ -4,7 +4,7 @@
     python recipes/attacks/hostile.py http://127.0.0.1:8123 --pid $!
 
 Each body is sent alone, while one client streams an answer and another asks for /health every 10 ms. The table has the
-status, how long the answer took, and the longest gaps; the last line what the process has more in memory than before.
+status, how long the answer took, the longest gaps, and what the process has more in memory than before the first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import contextlib
 import gzip
 import json
 import socket
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,11 @@ class Watch:
     def __init__(self, url: str) -> None:
         self._url, self._end = url, threading.Event()
         self.health = self.stream = 0.0
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask, self._read)]
+        self.failed = ""  # why nothing is watched any more
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), daemon=True)
+            for work in (self._ask, self._read)
+        ]
 
     def __enter__(self) -> Watch:
         for thread in self._threads:
@@ -203,6 +208,12 @@ class Watch:
 
     def clear(self) -> None:
         self.health = self.stream = 0.0
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  a gap of 0 s would be a lie
+            self.failed = f"{work.__name__[1:]}: {error!r}"
 
     def _ask(self) -> None:
         while not self._end.is_set():
@@ -229,6 +240,19 @@ class Watch:
                         return
 
 
+def wait_until_ready(url: str, seconds: float = 300) -> None:
+    """A server that still loads answers 503."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url + "/health", timeout=10):
+                return
+        except OSError as error:
+            if time.monotonic() > end:
+                sys.exit(f"{url} is not ready after {seconds:.0f} s ({error}): start `paceline serve` first")
+        time.sleep(0.2)
+
+
 def memory(pid: int) -> float:
     """MB of RAM that a process has."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
@@ -247,6 +271,7 @@ def main() -> None:
     parser.add_argument("--only", help="bodies whose name holds this text")
     asked = parser.parse_args()
     url, worst = asked.url.rstrip("/"), [0.0, 0.0]
+    wait_until_ready(url)
     # memory that any long prompt takes
     send(url, _of("long", TEXT, prompt=[300] * asked.context, max_tokens=1), 600)
     with Watch(url) as watch:
@@ -254,7 +279,7 @@ def main() -> None:
         send(url, _of("warm", CHAT, messages=USER, max_tokens=1, response_format=_format({"const": 1})))
         print(f"nothing sent: /health {watch.health:.2f} s, stream {watch.stream:.2f} s")
         before = memory(asked.pid) if asked.pid else 0.0
-        print(f"{'body':34}{'MB':>6}{'status':>8}{'seconds':>9}{'/health':>9}{'stream':>8}")
+        print(f"{'body':34}{'MB':>6}{'status':>8}{'seconds':>9}{'/health':>9}{'stream':>8}{'RAM':>7}")
         for body in bodies():
             if asked.only and asked.only not in body.name:
                 continue
@@ -263,10 +288,12 @@ def main() -> None:
             status, _ = send(url, body, 600)
             took = time.monotonic() - begin
             time.sleep(0.1)
+            if watch.failed:
+                sys.exit(f"the watch beside {body.name} ended, so no gap is known: {watch.failed}")
             worst = [max(worst[0], watch.health), max(worst[1], watch.stream)]
-            size = len(body.data) / 1e6
+            size, more = len(body.data) / 1e6, memory(asked.pid) - before if asked.pid else 0.0
             print(
-                f"{body.name:34}{size:6.1f}{status:8}{took:9.2f}{watch.health:9.2f}{watch.stream:8.2f}",
+                f"{body.name:34}{size:6.1f}{status:8}{took:9.2f}{watch.health:9.2f}{watch.stream:8.2f}{more:+7.0f}",
                 flush=True,
             )
     print(f"longest gap: /health {worst[0]:.2f} s, stream {worst[1]:.2f} s")

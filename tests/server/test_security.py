@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from starlette.routing import Route
 
 from paceline.errors import UsageError
+from paceline.server import security
 from paceline.server.app import build_app
 from paceline.server.security import Keys
 from paceline.server.settings import ServerConfig
@@ -280,6 +282,18 @@ def test_bodies_are_capped_with_and_without_a_length(s: Served) -> None:
 
     assert s.client.post("/v1/completions", content=chunks(), headers=kind).status_code == 413
     assert s.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(("length", "times"), [(1000, 0), (300_000, 1)])
+def test_memory_of_a_large_body_is_given_back(
+    length: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = threading.Semaphore(0)
+    monkeypatch.setattr(security, "give_back_freed", given.release)
+    with served(max_body=1_000_000) as s:
+        body = {"model": "fake", "prompt": "x" * length, "max_tokens": 1}
+        s.client.post("/v1/completions", json=body)
+        assert given.acquire(timeout=30 if times else 0.2) == bool(times)
 
 
 def head_of(more: str) -> bytes:

@@ -22,6 +22,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import UsageError
+from paceline.memory import give_back_freed
 from paceline.server.bodies import unpacked
 from paceline.server.cors import Cors
 from paceline.server.errors import ApiError
@@ -32,6 +33,7 @@ from paceline.server.settings import ServerConfig
 
 OPEN_PATHS = ("/health", "/healthz")
 GONE = 499  # status of a client that left before it had an answer
+LARGE = 2**18  # bytes of a body: reading it as text takes some hundred times as much for moments
 NO_SEAT = "no seat"  # key of scope["state"]: this connection is one too many
 _FORM = "application/x-www-form-urlencoded"
 _BROWSER = {"origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"}
@@ -177,7 +179,11 @@ class Gate:
             return
         except _Gone:
             return
-        await self._app(scope, replay(body, receive), send)
+        try:
+            await self._app(scope, replay(body, receive), send)
+        finally:
+            if len(body) >= LARGE:
+                asyncio.get_running_loop().run_in_executor(None, give_back_freed)
 
     def _check_seat(self, scope: Scope) -> None:
         if scope.get("state", {}).get(NO_SEAT):
