@@ -83,6 +83,7 @@ class Condition:
     batch: int = 3
     options: Mapping[str, Any] = field(default_factory=dict)
     target: str | None = None  # None: the drafter's own
+    parts: Seq[str] = ()  # what is asked for in turn, where each is counted for itself
     again: bool = False  # each prompt is asked for twice, the second time it is in the cache
     moved: bool = False  # an engine that is lost in the middle of a text; another one goes on
 
@@ -170,22 +171,31 @@ def pictures(llm: LLM, numbers: Seq[int]) -> list[Request]:
     return [(one, params(n)) for n, one in zip(numbers, made, strict=True)]
 
 
+def greedy_too(each: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each of them sampled, at 0.8 where it names no temperature, and then each greedy."""
+    sampled: dict[str, dict[str, Any]] = {
+        f"{name}, sampled": {"temperature": 0.8, **asked} for name, asked in each.items()
+    }
+    return sampled | {f"{name}, greedy": {**asked, "temperature": 0.0} for name, asked in each.items()}
+
+
 def banned(llm: LLM, numbers: Seq[int]) -> list[Request]:
     """Texts of one and of two tokens that are never written: whole words, and anywhere."""
     one, two = llm.tokenizer.decode([WRITTEN[1]]), llm.tokenizer.decode([WRITTEN[2], WRITTEN[3]])
-    each = ({"bad_words": (one, two)}, {"banned_strings": (one, two)})
-    return [(prompt(llm, n), params(n, temperature=0.8, **each[n % 2])) for n in numbers]
+    words = {name: {name: (one, two)} for name in ("bad_words", "banned_strings")}
+    return plainly(*greedy_too(words).values())(llm, numbers)
 
 
-SAMPLERS = (
-    {"temperature": 1.0, "typical_p": 0.6},
-    {"temperature": 1.0, "top_n_sigma": 1.0},
-    {"temperature": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.05},
-    {"temperature": 1.0, "dynatemp_range": 0.9, "dynatemp_exponent": 1.5},
-    {"temperature": 1.5, "min_p": 0.2, "temperature_last": True},
-    {"temperature": 0.8, "dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("x",)},
-    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
-)
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "typical": {"temperature": 1.0, "typical_p": 0.6},
+    "top-n-sigma": {"temperature": 1.0, "top_n_sigma": 1.0},
+    "XTC": {"temperature": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+    "dynamic temperature": {"temperature": 1.0, "dynatemp_range": 0.9, "dynatemp_exponent": 1.5},
+    "temperature last": {"temperature": 1.5, "min_p": 0.2, "temperature_last": True},
+    "DRY": {"temperature": 0.8, "dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("x",)},
+    "Mirostat": {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
+}  # fmt: skip
+ADAPTED = {"one": {"lora": {"a": 1.0}}, "a blend of two": {"lora": {"a": 0.5, "b": -1.0}}, "none": {}}
 PENALTIES = (
     {"repetition_penalty": 1.4},
     {"presence_penalty": 0.7, "frequency_penalty": 0.5},
@@ -194,15 +204,16 @@ PENALTIES = (
 CONDITIONS = {
     "tools": Condition(chats(tools=[TOOL], tool_choice="required")),
     "schema after thinking": Condition(chats(response_format=FORM)),
+    "thinking budget": Condition(chats(response_format=FORM, thinking_budget=2)),
     "logprobs": Condition(plainly({"logprobs": 5})),
     "min-p": Condition(plainly({"temperature": 1.0, "min_p": 0.1})),
     "logit bias": Condition(plainly({"logit_bias": {40: 9.0, 52: 6.0, 64: -9.0}, "bad_token_ids": (76,)})),
     "penalties": Condition(plainly(*PENALTIES)),
-    "banned words": Condition(banned),
-    "new samplers": Condition(plainly(*SAMPLERS)),
+    "banned words": Condition(banned, parts=tuple(greedy_too({"bad_words": {}, "banned_strings": {}}))),
+    "new samplers": Condition(plainly(*greedy_too(SAMPLERS).values()), parts=tuple(greedy_too(SAMPLERS))),
     "pictures": Condition(pictures, target=SEEING),
     "adapters": Condition(
-        plainly({"lora": {"a": 1.0}}, {"lora": {"a": 0.5, "b": -1.0}}, {}), options={"adapters": "ab"}
+        plainly(*greedy_too(ADAPTED).values()), options={"adapters": "ab"}, parts=tuple(greedy_too(ADAPTED))
     ),
     "full prefix hit": Condition(plainly({}), again=True),
     "K/V int8": Condition(plainly({}), options={"kv_cache": "int8"}),
@@ -218,11 +229,34 @@ REASONS = {
 
 @dataclass
 class Counted:
-    """What a cell compared: tokens that were written, drafted, and kept of those."""
+    """What a cell compared: tokens that were written, drafted, and kept of those; texts, and tokens by part."""
 
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    texts: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Counted) -> Counted:
+        parts = {
+            name: self.parts.get(name, 0) + other.parts.get(name, 0) for name in self.parts | other.parts
+        }
+        return Counted(
+            self.tokens + other.tokens,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            self.texts + other.texts,
+            parts,
+        )
+
+    def add(self, tokens: int, drafted: int, accepted: int, part: str = "") -> None:
+        """Another text."""
+        self.tokens += tokens
+        self.drafted += drafted
+        self.accepted += accepted
+        self.texts += 1
+        if part:
+            self.parts[part] = self.parts.get(part, 0) + tokens
 
 
 class Differs(AssertionError):
@@ -363,26 +397,24 @@ def subject(llm: LLM) -> Subject:
     return Subject(llm.engine, ())
 
 
-def cell(zoo: Zoo, drafter: str, condition: str, tokens: int) -> Counted:
-    """Compare batch after batch until so many tokens are compared. Raises Differs."""
+def cell(zoo: Zoo, drafter: str, condition: str, tokens: int, first: int = 0) -> Counted:
+    """Compare batch after batch until so many tokens are compared, from the text of this number on. Raises Differs."""
     kind, how, out = DRAFTERS[drafter], CONDITIONS[condition], Counted()
     target = how.target or kind.target
     llm = zoo.llm(target, kind, how.options)
     if kind.name == "lookahead":
         llm.engine.state.drafters.setdefault("lookahead", LookaheadDrafter())
-    first, preempted = 0, llm.engine.state.preemptions
+    preempted = llm.engine.state.preemptions
     while out.tokens < tokens:
         numbers = range(first, first + how.batch)
         wanted = zoo.plain(condition, target, numbers)
         asked = [(copied(ids), replace(own, drafter=kind.name)) for (ids, own), _ in wanted]
-        for mine, other in zip(
-            (o for _, o in wanted), written(llm, how, asked, f"{drafter} {first}"), strict=True
-        ):
+        others = written(llm, how, asked, f"{drafter} {first}")
+        for n, (_, mine), other in zip(numbers, wanted, others, strict=True):
             if bits(mine) != bits(other):
                 raise Differs(f"{drafter} under {condition}: {bits(mine)} without, {bits(other)} with")
-            out.tokens += len(mine.tokens)
-            out.drafted += other.stats.drafted
-            out.accepted += other.stats.accepted
+            part = how.parts[n % len(how.parts)] if how.parts else ""
+            out.add(len(mine.tokens), other.stats.drafted, other.stats.accepted, part)
         first += how.batch
     assert how.scene is not SQUEEZE or llm.engine.state.preemptions > preempted, "no text was preempted"
     return out
