@@ -25,7 +25,7 @@ from paceline.drafter_kinds import ASSISTANT_TYPES, KINDS, branching
 from paceline.drafters import registry
 from paceline.drafters.assistant import MTPDrafter
 from paceline.drafters.base import Drafter
-from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.draft_model import LARGE, NARROW, ModelDrafter
 from paceline.drafters.guard import is_ours
 from paceline.drafters.lookahead import LookaheadDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -420,14 +420,18 @@ def _draft_model(source: Path, config: EngineConfig, target: GraphTarget, tokeni
         transform=_transform(config.quantize_drafter),
     )
     model.expect(config.max_model_len)
-    model.runner.prepare([model.hidden_graph, model.logits_graph])
+    graphs, narrow = [model.hidden_graph, model.logits_graph], None
+    if same_vocabulary(source, target.path) and model.vocab_size >= LARGE:
+        narrow = model.narrowed(slice(0, model.vocab_size // NARROW))
+        graphs.append(narrow.logits_graph)
+    model.runner.prepare(graphs)
     if model.max_len < 32:
         raise UsageError(
             f"the draft model {source} has a context of {model.max_len} tokens: use a longer one"
         )
     cache = make_cache(model, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
     if same_vocabulary(source, target.path):
-        return ModelDrafter(model, cache, target.vocab_size)
+        return ModelDrafter(model, cache, target.vocab_size, narrow=narrow)
     return TranslatedDrafter(model, cache, Tokenizer.load(source), tokenizer)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.core import Completion, Draft, ForwardBatch, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext
@@ -162,3 +163,50 @@ def test_it_says_how_much_of_a_text_it_would_have_to_read() -> None:
     drafter.forget(1)
     again = replace(text, id=2, tokens=text.tokens[:40])
     assert drafter.unread(again) == 39 - 39 // PAGE_SIZE * PAGE_SIZE  # whole pages are still known
+
+
+class Narrow(TinyTarget):
+    """The logits of the first tokens of `Counting` only; counts how often it is asked."""
+
+    vocab_size = readable = VOCAB // 2
+    asked = 0
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.asked += 1
+        return super().logits(hidden)[:, : self.vocab_size]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_narrow_head_changes_no_text_and_is_left_where_a_text_needs_the_whole(temperature: float) -> None:
+    texts = prompts(4, seed=4)
+    base = SamplingParams(max_tokens=60, temperature=temperature, seed=1)
+    usual, rare = range(VOCAB // 2), range(VOCAB // 2, VOCAB)
+    for allowed, share in ((usual, 1.0), (rare, 0.0)):
+        params = replace(base, allowed_token_ids=tuple(allowed))
+        drafter, narrow = small(64), Narrow()
+        drafter.narrow = narrow
+        done = run(make_engine(Setup(), drafter), texts, params)
+        assert [c.token_ids for c in done] == plain(texts, params)
+        assert all(set(c.token_ids) <= set(allowed) for c in done)
+        drafted, accepted = (sum(getattr(c.stats, name) for c in done) for name in ("drafted", "accepted"))
+        assert accepted > 0
+        if share:
+            assert narrow.asked > 10
+        else:  # but for the first tokens, which tell nothing yet
+            assert 0 < narrow.asked < 30 < drafted
+
+
+def test_how_many_rare_tokens_need_the_whole_head() -> None:
+    drafter = small(8)
+    drafter.narrow = Narrow()
+    prompt, usual, rare = [VOCAB - 1] * 50, 2, VOCAB - 1
+
+    def fits(written: list[int]) -> bool:
+        return drafter._usual(Sequence(1, prompt + written, len(prompt), SamplingParams(), 1))
+
+    assert fits([])
+    assert fits([rare] * 4)
+    assert not fits([rare] * 5)
+    assert fits([usual] * 45 + [rare] * 5)
+    assert not fits([usual] * 1000 + [rare] * 13)
+    assert fits([rare] * 1000 + [usual] * 128)  # the last tokens count

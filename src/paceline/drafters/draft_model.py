@@ -3,6 +3,10 @@
 It trusts nobody's bookkeeping: before each round the tokens it computed last time are compared with the text, and
 only what agrees is committed in its cache. When that is full, texts that do not draft lose their memory first, then
 the newest ones give up their drafts until there is room again.
+
+Half of what a small model reads for a token is its head: 145 of 300 MB of Qwen2.5-Coder-0.5B. A vocabulary lists the
+pairs of characters that occur most first, so a third of it writes 96% of English and code, and it drafts with the head
+of that third. A text that is in other tokens is drafted for with all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +20,11 @@ from paceline.kv.pages import OutOfPages
 from paceline.models.base import Target, rows_of
 
 CHUNK = 512  # prompt tokens per forward when it catches up
+LARGE = 2**16  # tokens of a vocabulary whose head is narrowed
+NARROW = 3  # the part of it that is drafted from, as 1 / NARROW
+WINDOW = 128  # written tokens of a text that tell which head it needs
+FEW = 4  # rare tokens that tell nothing yet
+RARE = 0.1  # of them, so many that cannot be drafted: then the whole head pays
 
 
 class ModelDrafter(Drafter):
@@ -24,10 +33,19 @@ class ModelDrafter(Drafter):
     blind = True
 
     def __init__(
-        self, model: Target, cache: KVCache, vocab_size: int, max_tokens: int = MAX_DRAFT_TOKENS
+        self,
+        model: Target,
+        cache: KVCache,
+        vocab_size: int,
+        max_tokens: int = MAX_DRAFT_TOKENS,
+        narrow: Target | None = None,
     ) -> None:
-        """`vocab_size` is the target's: padding beyond it is cut off, a shorter head is filled with -inf."""
+        """`vocab_size` is the target's: padding beyond it is cut off, a shorter head is filled with -inf.
+
+        `narrow` has the logits of the first tokens only, which is what most texts are written in.
+        """
         self.model, self.cache, self.vocab_size, self.max_tokens = model, cache, vocab_size, max_tokens
+        self.narrow = narrow
         # tokens whose K/V begin at the committed position, by sequence: the one not used for longest first
         self._written: dict[int, list[int]] = {}
         self._refused: set[int] = set()  # sequences that did not fit, and no memory has come free since
@@ -140,11 +158,20 @@ class ModelDrafter(Drafter):
             rows = tail.rows(self.model.device, skip)
             hidden = self.model.forward(rows, self.cache)
         self._written.update(items)
-        logits = self.model.logits(rows_of(hidden, [end - 1 for end in rows.starts[1:]]))
+        usual = self.narrow is not None and all(map(self._usual, sequences))
+        model = self.narrow if self.narrow is not None and usual else self.model
+        logits = model.logits(rows_of(hidden, [end - 1 for end in rows.starts[1:]]))
         short = self.vocab_size - logits.shape[-1]
         if short > 0:
             return torch.nn.functional.pad(logits, (0, short), value=float("-inf"))
         return logits[:, : self.vocab_size]
+
+    def _usual(self, sequence: Sequence) -> bool:
+        """Whether the text is written in tokens that the narrow head has."""
+        assert self.narrow is not None
+        recent = sequence.tokens[max(sequence.prompt_len, len(sequence.tokens) - WINDOW) :]
+        rare = sum(token >= self.narrow.vocab_size for token in recent)
+        return rare <= max(FEW, RARE * len(recent))
 
     def forget(self, sequence_id: int) -> None:
         self._refused.discard(sequence_id)

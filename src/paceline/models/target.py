@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -83,6 +85,17 @@ class GraphTarget(ABC):
                 "drafter that was made for it"
             )
         self.tapped = tuple(sorted({*self.tapped, *layers}))
+
+    def narrowed(self, ids: Tensor | slice) -> Self:
+        """The same model with logits of the tokens `ids` [C] or of a slice only, in that order, suppressed ones as well.
+
+        Before the first forward, which may pack the head.
+        """
+        narrow = copy.copy(self)
+        narrow.head = self.head.rows(ids)
+        narrow.vocab_size = narrow.readable = narrow.head.out_features
+        narrow.logits_graph, narrow._bare, narrow._silent = narrow._logits, {}, None
+        return narrow
 
     @abstractmethod
     def _hidden(self, ops: Ops) -> tuple[Value, ...]:

@@ -24,7 +24,7 @@ from paceline.errors import LoadError
 from paceline.files import read_json
 from paceline.startup.calibration_file import Known, known_of
 
-VERSION = 7
+VERSION = 8
 
 Key = Mapping[str, str]  # what a profile is valid for, by aspect
 

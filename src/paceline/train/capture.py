@@ -8,7 +8,6 @@ as long as its gradient does.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -56,10 +55,7 @@ class TargetTeacher:
         Before the first forward, which may pack the head.
         """
         if ids is not None:
-            self._narrow = narrow = copy.copy(self.target)  # the same model with a smaller head
-            narrow.head = self.target.head.rows(ids.to(self.device))
-            narrow.vocab_size = narrow.readable = len(ids)
-            narrow.logits_graph, narrow._bare = narrow._logits, {}
+            self._narrow = self.target.narrowed(ids.to(self.device))
         return dequantize(self._narrow.head, None, torch.float32)
 
     @torch.no_grad()
