@@ -21,7 +21,7 @@ from paceline.server.app import build_app
 from paceline.server.security import Keys
 from paceline.server.settings import ServerConfig
 from server.fake_engine import FakeEngine, make_tokenizer
-from server.serving import Served, served
+from server.serving import GEMMA, Served, served
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -407,6 +407,30 @@ def test_a_chat_without_a_limit_has_the_servers_own() -> None:
         assert more["usage"]["completion_tokens"] > 100
         ollama = s.post("/api/chat", messages=talk, stream=False, options={"ignore_eos": True}).json()
         assert ollama["eval_count"] <= 7
+
+
+def test_the_limit_of_a_chat_without_one_is_the_documented_one() -> None:
+    table = Path(__file__).parents[2] / "docs" / "server-reference.md"
+    assert f"| `default_output` | {ServerConfig().default_output} |" in table.read_text(encoding="utf-8")
+    assert 0 < ServerConfig().default_output < 5000
+
+
+def test_a_template_that_prints_megabytes_is_a_prompt_that_is_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[str] = []
+    with served(chat=(lambda *_: "a" * 8_100_000, GEMMA)) as s:
+        encode = s.service.room.tokenizer.encode
+
+        def counted(text: str, *more: Any) -> list[int]:
+            encoded.append(text)
+            return encode(text, *more)
+
+        monkeypatch.setattr(s.service.room.tokenizer, "encode", counted)
+        answer = s.post("/v1/chat/completions", messages=USER)
+        assert answer.status_code == 400
+        assert "tokens" in answer.json()["error"]["message"]
+    assert not [text for text in encoded if len(text) > 10_000]
 
 
 @pytest.mark.parametrize("stream", [True, False])

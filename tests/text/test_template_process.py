@@ -63,6 +63,12 @@ def test_an_attack_costs_neither_time_nor_memory(name: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 
+@pytest.mark.parametrize("source", ["{{ 1 }}" * 500_000, "a" * 8_000_000], ids=["blocks", "text"])
+def test_a_template_of_megabytes_is_not_read(source: str) -> None:
+    with pytest.raises(UsageError, match="more than the 262144 that are read: give a prompt instead"):
+        ChatTemplate(source, {}, timeout=3.0)
+
+
 def test_what_never_ends_is_killed_and_the_next_chat_works() -> None:
     template = ChatTemplate("fine", {}, timeout=1.0)
     process = template._helper._process
