@@ -7,11 +7,16 @@ import random
 
 import pytest
 
+from paceline.chat.asked import Asked, ToolChoice
+from paceline.chat.road import Chats
+from paceline.core import SamplingParams
 from paceline.text.formats.events import CallArguments, CallStart, Text
 from paceline.text.formats.gemma import GEMMA
 from paceline.text.formats.gemma_arguments import ArgumentReader
 from paceline.text.formats.gemma_calls import GemmaCallParser
 from paceline.text.formats.gemma_thoughts import GemmaThoughtParser
+from paceline.text.formats.probe import named
+from server.fake_engine import make_tokenizer
 
 Q = '<|"|>'
 CALLS = {  # name: (source, text, calls)
@@ -145,3 +150,19 @@ def test_a_prompt_may_open_the_thinking_part() -> None:
     assert GEMMA.opened_by("<|turn>model\n<|channel>thought\n")
     assert not GEMMA.opened_by("<|turn>model\n<|channel>thought\n<channel|>")
     assert not GEMMA.opened_by("plain")
+
+
+@pytest.mark.parametrize(("strict", "called"), [(False, True), (True, False)])
+def test_a_call_without_its_marks_is_one_but_where_a_grammar_has_to_hold_it(
+    strict: bool, called: bool
+) -> None:
+    tokenizer = make_tokenizer()
+    written = '```json\n{"name": "f", "arguments": {"a": 1}}\n```'
+    function = {"name": "f", "parameters": {"type": "object"}, "strict": strict}
+    tools = [{"type": "function", "function": function}]
+    asked = Asked(messages=[{"role": "user", "content": "x"}], tools=tools, choice=ToolChoice("auto"))
+    chats = Chats(tokenizer, lambda *_: "", named("hermes"))
+    events = chats.answer(asked, False, SamplingParams(), "id").events
+    found = [event for token in tokenizer.encode(written) for event in events.one(token)] + events.end()
+    assert [event.name for event in found if isinstance(event, CallStart)] == (["f"] if called else [])
+    assert "".join(event.text for event in found if isinstance(event, Text)) == ("" if called else written)

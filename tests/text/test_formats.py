@@ -243,6 +243,22 @@ HERMES = {  # bad answers in the most common notation: text, calls with argument
     "cut in the name": ('so <tool_call>{"name": "f', 'so <tool_call>{"name": "f', []),
     "text behind": ('<tool_call>{"name": "f"}</tool_call>\n\nand more', "\n\nand more", [["f", "{}"]]),
     "white space only": ("  \n", "  \n", []),
+    # Qwen2.5-Coder of 1.5B forgets its marks
+    "a fence for marks": (
+        '```json\n{\n  "name": "f",\n  "arguments": {\n    "s": "x"\n  }\n}\n```', "", [["f", '{\n    "s": "x"\n  }']]),
+    "a fence without a language": ('```\n{"name": "f", "arguments": {}}\n```\n', "", [["f", "{}"]]),
+    "no marks at all": ('\n{"name": "f", "arguments": {"s": 1}}', "", [["f", '{"s": 1}']]),
+    "two in a fence": ('```json\n{"name": "f"}\n{"name": "g"}\n```', "", BOTH),
+    "a fence, then marks": (
+        '```json\n{"name": "f"}\n```\n<tool_call>{"name": "g", "arguments": {}}</tool_call>', "", BOTH),
+    "a fence with another object": ('```json\n{"a": 1}\n```\nso', '```json\n{"a": 1}\n```\nso', []),
+    "a fence with a tool that is none": ('```json\n{"name": "h"}\n```', '```json\n{"name": "h"}\n```', []),
+    "a fence of another language": ("```python\n{}\n```", "```python\n{}\n```", []),
+    "a fence that is cut": ("``", "``", []),
+    "a fence behind text": (
+        'like so: ```json\n{"name": "f"}\n```', 'like so: ```json\n{"name": "f"}\n```', []),
+    "an object that is no call, then marks": (
+        '{"a": 1} <tool_call>{"name": "x", "arguments": {}}</tool_call>', '{"a": 1} ', [["x", "{}"]]),
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from paceline.media.prompts import opened, prompt_of
 from paceline.text.chat import ChatTemplate, TemplateUnusable
 from paceline.text.formats.base import SWITCHES, ChatFormat
 from paceline.text.formats.choose import format_of
-from paceline.text.formats.hermes import HERMES
+from paceline.text.formats.hermes import HERMES, JsonCalls
 from paceline.text.formats.needs import suited, suited_tools
 from paceline.text.formats.probe import PLAIN
 from paceline.text.marked import Answer
@@ -168,7 +168,10 @@ class Chats:
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in asked.shown_tools
         }
         own = self.format
-        chat = replace(own, calls=HERMES) if schemas and own.calls is None else own
+        calls = HERMES if schemas and own.calls is None else own.calls
+        if isinstance(calls, JsonCalls) and needed(asked):  # a grammar holds calls between their marks only
+            calls = replace(calls, forgotten=False)
+        chat = replace(own, calls=calls)
         events = Answer(self.tokenizer, params, chat, inside, schemas or None)
         return ChatAnswer(events, name, 1 if asked.one_call else most, own.needs.short_ids)
 

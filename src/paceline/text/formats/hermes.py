@@ -24,6 +24,7 @@ class JsonCalls:
     around: tuple[str, str] = ("", "")  # white space inside of the marks
     argument_key: str = "arguments"
     also: tuple[str, ...] = ()  # further marks that may open a call
+    forgotten: bool = False  # models leave the marks out at times
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -35,7 +36,7 @@ class JsonCalls:
         return Marks(self.opening + self.around[0], self.around[1] + self.closing, self.joint)
 
     def parser(self, tools: Tools) -> EventParser:
-        return JsonCallParser(tools, self.opening, self.closing, self.also)
+        return JsonCallParser(tools, self.opening, self.closing, self.also, self.forgotten)
 
     def unit(self, lark: Lark, tools: Tools, most: int) -> str:
         before, after = map(literal, self.around)
@@ -51,5 +52,5 @@ class JsonCalls:
         return lark.rule(f'{literal(head)} {lark.arguments(schema)} "}}"')
 
 
-HERMES = JsonCalls("hermes", "<tool_call>", "</tool_call>", "\n", ("\n", "\n"))
+HERMES = JsonCalls("hermes", "<tool_call>", "</tool_call>", "\n", ("\n", "\n"), forgotten=True)
 GRANITE = JsonCalls("granite", "<|tool_call|>", "", None)  # 3.0 to 3.3

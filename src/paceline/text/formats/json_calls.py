@@ -3,6 +3,7 @@
 Hermes 2, Qwen 2.5 and 3, Granite 4: `<tool_call>`, a line {"name": "f", "arguments": {}}, `</tool_call>`.
 Mistral before Small 3.2: `[TOOL_CALLS][{"name": "f", "arguments": {}}, ...]`. Llama 3: {"name": "f", "parameters": {}}.
 Cohere: {"tool_call_id": "0", "tool_name": "f", "parameters": {}}.
+Qwen2.5-Coder forgets its marks and puts the object into a fence.
 """
 
 from __future__ import annotations
@@ -11,30 +12,39 @@ import json
 import re
 from collections.abc import Sequence
 
-from paceline.text.formats.calls import HEAD, CallParser, JsonValue
+from paceline.text.formats.calls import HEAD, CallParser, JsonValue, begins
 from paceline.text.formats.events import Tools
 
 _NAMES, _ARGUMENTS = ("name", "function", "tool_name"), ("arguments", "parameters")
 _KEYS = (*_NAMES, *_ARGUMENTS, "type", "id")
 _KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:\s*(?=\S)')
 SPACE = " \t\r\n"
+FENCES = ("```json", "```")
 
 
 class JsonCallParser(CallParser):
     """Without an opening mark an answer that begins with an object is a call if that names one of the tools."""
 
-    def __init__(self, tools: Tools, opening: str, closing: str, also: Sequence[str] = ()) -> None:
-        """`opening` and `closing` stand around a call, or a list of them; `also`: further marks that may open one."""
+    def __init__(
+        self, tools: Tools, opening: str, closing: str, also: Sequence[str] = (), forgotten: bool = False
+    ) -> None:
+        """`opening` and `closing` stand around a call, or a list of them; `also`: further marks that may open one.
+
+        `forgotten`: the marks may be missing around a call that an answer begins with, also in a fence.
+        """
         openers = [mark for mark in (opening, *also) if mark]
         super().__init__(tools, openers, [mark for mark in (closing, ",", "]", ";", "```") if mark])
         self._bare, self._closing, self._closed = not opening, closing, False
+        self._strict = self._bare  # whether the call that is read has to name one of the tools
+        self._fences = FENCES if forgotten else ()
         self._closers = [mark for mark in (closing, *openers) if mark]
         self._reset("")
-        if self._bare:
+        if self._bare or forgotten:
             self.state = self._first
 
     def begin(self, marker: str) -> None:
         self._reset(marker)
+        self._strict = self._bare or (self._strict and not marker)
         self._closed = False
         self.state = self._head
 
@@ -61,13 +71,19 @@ class JsonCallParser(CallParser):
         self.rest = self.rest[size:]
 
     def _first(self) -> bool:
-        """The beginning of an answer in a notation without marks."""
+        """The beginning of an answer where a call may have no marks."""
         rest = self.rest.lstrip()
-        if not rest and not self.ended:
+        if not self.ended and any(begins(rest, fence) for fence in self._fences):
+            return False
+        fence = next((fence for fence in self._fences if rest.startswith(fence)), "")
+        inside = rest[len(fence) :].lstrip()
+        if not inside and not self.ended:
             return False
         self.state = self.text
-        if rest.startswith("{"):
+        if inside.startswith("{"):
+            self._strict = True
             self.begin("")
+            self._take(len(self.rest) - len(inside))
         return True
 
     def _head(self) -> bool:
@@ -97,7 +113,7 @@ class JsonCallParser(CallParser):
             unfit = bool(rest) and not rest.startswith('"')
             return self._ends() if self.ended or unfit or len(rest) > HEAD else False
         self._key, self._buffer, self._streams = match[1], "", None
-        if self._bare and self._key not in _KEYS:
+        if self._strict and self._key not in _KEYS:
             return self._ends()
         self._take(lead + match.end())
         if self._key == "function" and self.rest.startswith("{"):
@@ -130,7 +146,7 @@ class JsonCallParser(CallParser):
     def _value_ends(self) -> bool:
         if self._key in _NAMES and not self._started:
             name = _decoded(self._buffer)
-            if not name or (self._bare and name not in self.tools):
+            if not name or (self._strict and name not in self.tools):
                 return self._ends()
             self.call(name)
             self._started = True
