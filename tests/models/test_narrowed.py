@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import interpreted  # noqa: F401
 from decoders import build_decoder
 from paceline import LLM, SamplingParams, assembly
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Runner
+from paceline.ops.cuda.runner import CudaRunner
 from paceline.ops.reference import EagerRunner
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "cohere2"])
-@pytest.mark.parametrize(
-    "fast", [False, pytest.param(True, marks=pytest.mark.skipif(not native.available(), reason="not built"))]
-)
-def test_its_logits_are_those_of_the_whole_head(family: str, fast: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["native", "torch", "cuda"])
+def test_its_logits_are_those_of_the_whole_head(family: str, kind: str, tmp_path: Path) -> None:
+    if kind == "native" and not native.available():
+        pytest.skip("not built")
     build_decoder(family, tmp_path)
-    runner: Runner = native.NativeRunner(2) if fast else EagerRunner()
+    make: dict[str, Callable[[], Runner]] = {
+        "native": lambda: native.NativeRunner(2),
+        "torch": EagerRunner,
+        "cuda": lambda: CudaRunner(torch.device("cpu"), torch.float32, trusted=True),
+    }
+    runner = make[kind]()
     target = load_target(tmp_path, runner=runner)
     some = torch.tensor([7, 3, 90, 11])
     first, chosen = target.narrowed(slice(0, 33)), target.narrowed(some)
@@ -31,7 +39,7 @@ def test_its_logits_are_those_of_the_whole_head(family: str, fast: bool, tmp_pat
     hidden = torch.randn(3, target.hidden_size, generator=torch.Generator().manual_seed(1)).to(target.dtype)
     whole = target.logits(hidden).clone()
     assert first.vocab_size == 33
-    off = 0.0 if fast else 1e-5  # torch adds in another order for another number of columns
+    off = 0.0 if kind == "native" else 1e-5  # torch adds in another order for another number of columns
     torch.testing.assert_close(first.logits(hidden), whole[:, :33], rtol=off, atol=off)
     torch.testing.assert_close(chosen.logits(hidden), whole[:, some], rtol=off, atol=off)
     assert torch.equal(target.logits(hidden), whole)
