@@ -71,7 +71,8 @@ def test_turns_are_remembered_and_each_costs_only_its_new_tokens(smollm2: LLM) -
         stats = conversation.stats
         assert stats is not None
         if seen:
-            assert stats.cached_prompt_tokens >= (seen - 1) // 16 * 16
+            # what the drafter has not read yet when a text ends, up to a step's tokens, is not kept for both
+            assert stats.cached_prompt_tokens >= (seen - 1) // 16 * 16 - 16
         seen = conversation.turns.used
     assert "My name is Ann." in conversation.turns.prompt("x", None).prompt.text
     messages = conversation.turns.messages
@@ -109,7 +110,7 @@ def test_a_cut_answer_is_gone_on_from_too(smollm2: LLM) -> None:
     used = conversation.turns.used
     take(conversation, "And on.")
     assert conversation.stats is not None
-    assert conversation.stats.cached_prompt_tokens >= (used - 1) // 16 * 16
+    assert conversation.stats.cached_prompt_tokens >= (used - 1) // 16 * 16 - 16
 
 
 @needs_smollm2
