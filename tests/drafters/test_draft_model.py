@@ -11,7 +11,7 @@ import torch
 from paceline.core import Completion, Draft, ForwardBatch, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.contract import GreedyPicker
-from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.draft_model import ModelDrafter, _usual
 from paceline.engine.engine import Engine
 from paceline.kv.cache import KVCache
 from paceline.kv.store import PAGE_SIZE
@@ -197,12 +197,10 @@ def test_a_narrow_head_changes_no_text_and_is_left_where_a_text_needs_the_whole(
 
 
 def test_how_many_rare_tokens_need_the_whole_head() -> None:
-    drafter = small(8)
-    drafter.narrow = Narrow()
     prompt, usual, rare = [VOCAB - 1] * 50, 2, VOCAB - 1
 
     def fits(written: list[int]) -> bool:
-        return drafter._usual(Sequence(1, prompt + written, len(prompt), SamplingParams(), 1))
+        return _usual(Sequence(1, prompt + written, len(prompt), SamplingParams(), 1), VOCAB // 2)
 
     assert fits([])
     assert fits([rare] * 4)

@@ -158,20 +158,16 @@ class ModelDrafter(Drafter):
             rows = tail.rows(self.model.device, skip)
             hidden = self.model.forward(rows, self.cache)
         self._written.update(items)
-        usual = self.narrow is not None and all(map(self._usual, sequences))
-        model = self.narrow if self.narrow is not None and usual else self.model
-        logits = model.logits(rows_of(hidden, [end - 1 for end in rows.starts[1:]]))
+        logits = self._model_for(sequences).logits(rows_of(hidden, [end - 1 for end in rows.starts[1:]]))
         short = self.vocab_size - logits.shape[-1]
         if short > 0:
             return torch.nn.functional.pad(logits, (0, short), value=float("-inf"))
         return logits[:, : self.vocab_size]
 
-    def _usual(self, sequence: Sequence) -> bool:
-        """Whether the text is written in tokens that the narrow head has."""
-        assert self.narrow is not None
-        recent = sequence.tokens[max(sequence.prompt_len, len(sequence.tokens) - WINDOW) :]
-        rare = sum(token >= self.narrow.vocab_size for token in recent)
-        return rare <= max(FEW, RARE * len(recent))
+    def _model_for(self, sequences: list[Sequence]) -> Target:
+        """The one with the narrow head, where each text is written in tokens that it has."""
+        narrow = self.narrow
+        return narrow if narrow and all(_usual(s, narrow.vocab_size) for s in sequences) else self.model
 
     def forget(self, sequence_id: int) -> None:
         self._refused.discard(sequence_id)
@@ -202,3 +198,9 @@ def _common(a: list[int], b: list[int]) -> int:
         if x != y:
             return i
     return min(len(a), len(b))
+
+
+def _usual(sequence: Sequence, count: int) -> bool:
+    """Whether what was written of a text last is of the first `count` tokens, but for a few."""
+    recent = sequence.tokens[max(sequence.prompt_len, len(sequence.tokens) - WINDOW) :]
+    return sum(token >= count for token in recent) <= max(FEW, RARE * len(recent))
